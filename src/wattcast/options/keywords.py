@@ -46,6 +46,7 @@ class PredictKeywords(TypedDict, total=False):
     lora: int | None
     adapters: int | None
     sampling: str | None
+    update: str | None
     clock: Quantity | None
     power_limit: Quantity | None
     host_launch: Quantity | None
@@ -91,6 +92,7 @@ class CompareKeywords(TypedDict, total=False):
     lora: int | None
     adapters: int | None
     sampling: str | None
+    update: str | None
     clock: Quantity | None
     power_limit: Quantity | None
     host_launch: Quantity | None
@@ -274,6 +276,7 @@ class ExploreKeywords(TypedDict, total=False):
     lora: int | None
     adapters: int | None
     sampling: str | None
+    update: str | None
     clock: Quantity | None
     power_limit: Quantity | None
     bundle: Bundle | str | Path | None
@@ -312,6 +315,7 @@ class StudyKeywords(TypedDict, total=False):
     lora: int | None
     adapters: int | None
     sampling: str | None
+    update: str | None
     clock: Quantity | None
     power_limit: Quantity | None
     bundle: Bundle | str | Path | None
@@ -349,6 +353,7 @@ class ExploreDesignsKeywords(TypedDict, total=False):
     lora: int | None
     adapters: int | None
     sampling: str | None
+    update: str | None
     clock: Quantity | None
     power_limit: Quantity | None
     bundle: Bundle | str | Path | None
@@ -379,6 +384,7 @@ class ModelKeywords(TypedDict, total=False):
     lora: int | None
     adapters: int | None
     sampling: str | None
+    update: str | None
 
 
 class SettingKeywords(TypedDict, total=False):

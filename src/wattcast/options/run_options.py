@@ -62,6 +62,15 @@ class TokenSampling(StrEnum):
     PENALTIES = "penalties"  # random, with penalties for words that were there
 
 
+class WeightUpdate(StrEnum):
+    """How a training step updates the weights by AdamW."""
+
+    FUSED = "fused"  # in one pass over weights, gradients and moments
+    # in fp32 beside weights in half precision, with loss scale and clipping, as apex's O2 and AMP do
+    MASTERS = "masters"
+    SEPARATE = "separate"  # operator by operator and tensor by tensor, with clipping
+
+
 class SoftwareStack(StrEnum):
     """The software that issues the kernels: PyTorch eager, a compiler that fuses, or an inference
     engine.
@@ -148,6 +157,10 @@ class ModelOptions:
             panel=_MODEL_PANEL,
         ),
     ] = None
+    update: Annotated[
+        WeightUpdate | None,
+        Option("Training: AdamW fused|masters|separate.", panel=_MODEL_PANEL),
+    ] = None
 
     @classmethod
     def from_names(cls, **keywords: object) -> ModelOptions:
@@ -203,6 +216,12 @@ class ModelOptions:
         if self.recompute and not is_training:
             do = "Only training keeps activations."
             raise bad_value("recompute", "phase train", str(self.phase), do)
+        if self.update is not None and not is_training:
+            do = "Only training updates weights."
+            raise bad_value("update", "phase train", str(self.phase), do)
+        if self.update is WeightUpdate.MASTERS and self.dtype not in (Dtype.BF16, Dtype.FP16):
+            do = "Weights in fp32 are their own masters."
+            raise bad_value("update", "dtype bf16 or fp16 with masters", str(self.dtype), do)
         if is_training and self.dtype in (Dtype.FP8, Dtype.INT8):
             raise bad_value("dtype", "fp32, tf32, bf16 or fp16 in training", str(self.dtype))
         if is_training and self.stack is SoftwareStack.ENGINE:
@@ -254,6 +273,7 @@ _ENUMS: dict[str, type[StrEnum]] = {
     "stack": SoftwareStack,
     "kv_dtype": Dtype,
     "sampling": TokenSampling,
+    "update": WeightUpdate,
 }
 
 

@@ -106,6 +106,7 @@ class Configuration(Workload, kw_only=True):
     lora: Annotated[int, Meta(ge=1, le=1024)] | None = None
     adapters: Annotated[int, Meta(ge=1, le=1024)] | None = None
     sampling: Annotated[str, _one_of(model_options.TokenSampling)] | None = None
+    update: Annotated[str, _one_of(model_options.WeightUpdate)] | None = None
     clock_hz: Hertz | None = None
     power_limit_w: Watts | None = None
     host_launch_s: Annotated[float, Meta(ge=0, le=1)] | None = None

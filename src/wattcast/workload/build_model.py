@@ -24,13 +24,15 @@ from wattcast.workload.model_options import (
     ModelOptions,
     OutputHead,
     SoftwareStack,
+    WeightUpdate,
     WorkloadPhase,
     pixels_of_a_latent,
     resolve_options,
 )
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Collective
-from wattcast.workload.program import PassSettings, Program, optimiser_block, trace_program
+from wattcast.workload.program import PassSettings, Program, trace_program
+from wattcast.workload.weight_update import update_block
 
 # PyTorch's default cuBLAS workspace on Hopper, a handle and stream (CUBLAS_WORKSPACE_CONFIG,
 # PyTorch notes)
@@ -82,7 +84,7 @@ def _build_graph(model: ModelSpec, options: ModelOptions) -> Graph:
     blocks += _list_exchanges(options, first, blocks[-1])
     if options.phase is WorkloadPhase.TRAIN:
         dtype = model_options.activation_dtype(options)
-        blocks.append(optimiser_block(first.parameter_count, dtype))
+        blocks.append(update_block(first, dtype, options.update or WeightUpdate.FUSED))
     if options.stack is SoftwareStack.ENGINE:
         blocks = [_use_engine_collectives(block) for block in blocks]
 
@@ -313,7 +315,7 @@ def sum_footprint(options: ModelOptions, programs: Sequence[Program]) -> MemoryF
         cache_byte=max(program.cache_byte for program in programs),
         activation_byte=max(activations),
         gradient_byte=weights if training else 0,
-        optimiser_byte=2 * weights if training else 0,
+        optimiser_byte=_count_optimiser_byte(options, weights) if training else 0,
         workspace_byte=WORKSPACE_BYTE,
     )
 
@@ -331,6 +333,15 @@ def _activation_byte(program: Program, training: bool, recompute: bool) -> int:
         else:
             byte += section.saved_byte * section.repeat
     return byte + most_recomputed
+
+
+def _count_optimiser_byte(options: ModelOptions, weight_byte: int) -> int:
+    """Return the bytes of two moments, and of masters where there are, which are all in fp32."""
+    if options.update is not WeightUpdate.MASTERS:
+        return 2 * weight_byte
+    weights = weight_byte // model_options.activation_dtype(options).byte
+    # masters, their gradients, and both moments
+    return 4 * Dtype.FP32.byte * weights
 
 
 def find_largest_batch(model: str | ModelSpec, options: ModelOptions, capacity_byte: float) -> int:

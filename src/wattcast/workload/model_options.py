@@ -18,6 +18,7 @@ from wattcast.options.run_options import ModelOptions as ModelOptions
 from wattcast.options.run_options import OutputHead as OutputHead
 from wattcast.options.run_options import SoftwareStack as SoftwareStack
 from wattcast.options.run_options import TokenSampling as TokenSampling
+from wattcast.options.run_options import WeightUpdate as WeightUpdate
 from wattcast.options.run_options import WorkloadPhase as WorkloadPhase
 from wattcast.options.run_options import unknown_option_error as unknown_option_error
 from wattcast.options.weight_recipes import RECIPES as RECIPES
@@ -298,8 +299,14 @@ def describe_assumptions(model: ModelSpec, options: ModelOptions) -> list[str]:
         "the cache grows by concatenation (Hugging Face DynamicCache)": decoding and not by_engine,
         f"the prefill yields the first token; decode steps in groups of {group}, each at "
         "its mean context": (phase is WorkloadPhase.GENERATE),
-        f"weights, gradients and AdamW moments in {dtype}; fused AdamW, no clipping": phase
-        is WorkloadPhase.TRAIN,
+        f"weights, gradients and AdamW moments in {dtype}; fused AdamW, no clipping": (
+            phase is WorkloadPhase.TRAIN and o.update in (None, WeightUpdate.FUSED)
+        ),
+        f"weights in {dtype}; AdamW in fp32 masters, with loss scale and clipping": (
+            o.update is WeightUpdate.MASTERS
+        ),
+        f"weights, gradients and AdamW moments in {dtype}; AdamW operator by operator, "
+        "with clipping": (o.update is WeightUpdate.SEPARATE),
         formats: formats,
         _FP32_NOTE: o.dtype is Dtype.FP32,
         "tf32: matrix products and convolutions round fp32 to TF32 "
