@@ -251,6 +251,7 @@ def _settle_pass(model: ModelSpec, options: ModelOptions, step: int | None) -> P
         sampling=options.sampling,
         served_rank=options.lora or 0,
         served_adapters=options.adapters or 1,
+        wide_norms=options.update is WeightUpdate.MASTERS and dtype is Dtype.FP16,
     )
 
 

@@ -74,6 +74,7 @@ class PassSettings:
     sampling: TokenSampling | None = None  # of an engine; None: greedy
     served_rank: int = 0  # of the LoRA adapters that an engine serves; 0: it serves none
     served_adapters: int = 1  # of one step, which sequences take in turn
+    wide_norms: bool = False  # training: batch norms keep weights in fp32, activations are in fp16
 
     @property
     def cache_dtype(self) -> Dtype:
@@ -238,6 +239,7 @@ class Program:
     training: bool = False
     tf32: bool = False
     frozen: bool = False  # only adapters are trained
+    wide_norms: bool = False  # batch norms keep weights in fp32 beside activations in fp16
     stages: int = 1  # of a pipeline; this is the one with the largest share of the layers
     sections: list[ProgramSection] = field(default_factory=list)
 
@@ -249,6 +251,7 @@ class Program:
         Its results enter the next section. Stages of a pipeline share the repetitions.
         """
         tape = Tape(self.training, self.tf32, label=label, frozen=self.frozen)
+        tape.wide_norms = self.wide_norms
         adopted = []
         for tensor in inputs:
             needs_grad = self.training and tensor.needs_grad
@@ -342,7 +345,7 @@ def trace_program(
     trace: Callable[..., None], dims: Any, run: PassSettings, stages: int = 1
 ) -> Program:
     """Trace one pass by the ``trace(dims, run, program)`` of a model's template."""
-    program = Program(run.training, run.tf32, run.adapter_rank > 0, stages)
+    program = Program(run.training, run.tf32, run.adapter_rank > 0, run.wide_norms, stages)
     trace(dims, run, program)
     return program
 

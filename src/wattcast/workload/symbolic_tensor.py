@@ -294,6 +294,7 @@ class Tape:
     label: str = ""
     cache_byte: int = 0  # keys and values that outlive the pass
     frozen: bool = False  # weights get no gradient unless they are ``trainable``
+    wide_norms: bool = False  # batch norms keep weights in fp32 beside activations in fp16
     # whether gradient rules are noted: in training, during the forward pass
     recording: bool = field(init=False)
 

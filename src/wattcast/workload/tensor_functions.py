@@ -403,7 +403,8 @@ def batch_norm(x: Tensor) -> Tensor:
     channels = x.shape[1]
     weight = tape.parameter(channels, dtype=x.dtype)
     bias = tape.parameter(channels, dtype=x.dtype)
-    function = "batchnorm_train" if tape.training else "batchnorm"
+    wide = "_wide" if tape.wide_norms else ""
+    function = f"batchnorm_train{wide}" if tape.training else "batchnorm"
     pixels = prod(x.shape[2:])
     op = Elementwise(function, x.numel, dtype=x.dtype, rows=channels, run=pixels)
 
@@ -413,9 +414,9 @@ def batch_norm(x: Tensor) -> Tensor:
     out = tape.launch(op, (x, weight, bias), x.shape)
 
     def back(g: Tensor) -> Sequence[Tensor]:
-        op = Elementwise(
-            "batchnorm_grad", x.numel, dtype=x.dtype, read=4 * x.byte, rows=channels, run=pixels
-        )
+        name = f"batchnorm_grad{wide}"
+        read = 4 * x.byte
+        op = Elementwise(name, x.numel, dtype=x.dtype, read=read, rows=channels, run=pixels)
         d_x = tape.launch(op, (g, x), x.shape, x.dtype)
         d_weight = tape.empty((channels,), x.dtype)
         d_bias = tape.empty((channels,), x.dtype)

@@ -86,10 +86,7 @@ def test_squad_computes_no_logits_of_the_vocabulary(reference: Path) -> None:
     assert np.median(list(gaps.values())) < 0.04, gaps
 
 
-@pytest.mark.xfail(
-    reason="the goal is 8 %: trained BERT comes out 4 to 18 % too fast on V100 and A100",
-    strict=True,
-)
 def test_trained_bert_meets_the_goal_of_long_runs(reference: Path) -> None:
+    """Its weights are updated as ``run_squad.py`` does; a fused update left it 10.6 % too fast."""
     rows = {row["quantity"]: row for row in training_speed_rows(reference)}
     assert rows["latency, BERT on V100 and A100"]["mape"] <= 8.0

@@ -68,7 +68,10 @@ _LAYOUT_CODE = {layout: float(code) for code, layout in enumerate(Layout)}
 _REDUCING = ("sum", "mean", "max", "topk", "pool", "cumsum")
 _MOVING = ("gather", "cat", "copy", "cast", "scatter_add")
 _MASKED = ("masked_fill", "where")
-_REREAD_OPERANDS = {"batchnorm_train": 1.0, "batchnorm_grad": 2.0}
+_REREAD_OPERANDS = {
+    **{"batchnorm_train": 1.0, "batchnorm_grad": 2.0},
+    **{"batchnorm_train_wide": 1.0, "batchnorm_grad_wide": 2.0},
+}
 
 
 class FunctionCost(NamedTuple):

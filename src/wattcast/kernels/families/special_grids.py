@@ -4,7 +4,9 @@ These are batch norm, pooling, sums over columns, concatenation behind a cache, 
 the gradient of a lookup table. Threads and grids are those of PyTorch 2 and cuDNN, checked against
 kernels that an H200 ran.
 
-Batch norm in half precision runs on PyTorch's kernels (``Normalization.cuh``), in fp32 on cuDNN's.
+Batch norm in half precision runs on PyTorch's kernels (``Normalization.cuh``), in fp32 on cuDNN's,
+and so does batch norm in fp16 whose weights are in fp32, as in mixed precision
+(``_select_batch_norm_backend`` in PyTorch's ``Normalization.cpp``).
 With channels first, statistics are a block for each channel that walks over all its pixels, one
 load after another, so that few channels leave most of the chip idle; the normalisation is a block
 for each channel and picture. With channels last, blocks take 32 channels and a part of the pixels,
@@ -95,6 +97,8 @@ _BY_FUNCTION = {
     "batchnorm": "batchnorm",
     "batchnorm_train": "batchnorm.train",
     "batchnorm_grad": "batchnorm.backward",
+    "batchnorm_train_wide": "batchnorm.train",
+    "batchnorm_grad_wide": "batchnorm.backward",
     "pool": "pool",
     "pool_grad": "pool.backward",
     "adamw": "optimizer",
@@ -159,7 +163,7 @@ def batch_norm(op: Elementwise, sm_count: float, missing: float) -> LaunchGrid |
         pixels,
         pictures=max(op.n / (channels * pixels), 1.0),
         channels_last=op.layout is Layout.TRANSPOSED,
-        is_cudnn=op.dtype is Dtype.FP32,
+        is_cudnn=op.dtype is Dtype.FP32 or op.function.endswith("_wide"),
     )
     if op.function == "batchnorm":
         scaling = _scale_images(shape, sm_count, missing)

@@ -139,9 +139,12 @@ def _ask_speed(row: dict[str, str]) -> JudgedRow:
     model, seq = _TASKS[row["task"]]
     batch = int(row["batch"])
     options: dict[str, Any] = {"gpu": row["gpu"], "batch": batch, "dtype": row["precision"]}
+    if row["precision"] == "fp16":
+        options |= {"update": "masters"}
+    elif seq is not None:
+        options |= {"update": "separate"}
     if seq is not None:
-        update = "masters" if row["precision"] == "fp16" else "separate"
-        options |= {"seq": seq, "attention": "eager", "head": "none", "update": update}
+        options |= {"seq": seq, "attention": "eager", "head": "none"}
     options |= {"phase": "train", "stack": "eager", "force": True}
     name = f"{row['task']} {row['precision']} on {row['gpu']}"
     measured = {"latency": batch / float(row["items_per_s"])}
