@@ -262,5 +262,6 @@ def counters(
     return CommandOutput(plain, lambda console: console.print(table, last, sep="\n"))
 
 
+declare_verb("lab kit", campaign_verbs.kit)
 declare_verb("lab pack", campaign_verbs.pack)
 declare_verb("lab summary", campaign_verbs.summary)

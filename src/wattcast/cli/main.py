@@ -69,6 +69,7 @@ LAB = {
     "apply": "campaign_commands",
     "estimate": "campaign_commands",
     "pack": "campaign_commands",
+    "kit": "campaign_commands",
     "pack-engine": "campaign_commands",
     "summary": "campaign_commands",
     "sensitivity": "fit_commands",

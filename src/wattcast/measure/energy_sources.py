@@ -97,6 +97,7 @@ def find_source_makers(name: str) -> dict[str, Callable[[int | None], EnergySour
     makers: dict[str, Callable[[int | None], EnergySource]] = {
         "nvml": NvmlSource,
         "amd": AmdSource,
+        "jetson": _make_jetson,
         "rapl": RaplSource,
     }
     if name == "auto":
@@ -106,10 +107,16 @@ def find_source_makers(name: str) -> dict[str, Callable[[int | None], EnergySour
     return {name: makers[name]}
 
 
+def _make_jetson(index: int | None) -> EnergySource:
+    from wattcast.measure.jetson_source import JetsonSource
+
+    return JetsonSource(index)
+
+
 def open_source(
     name: str = "auto", index: int | None = None
 ) -> tuple[EnergySource, DeviceIdentity]:
-    """Open the source called ``name`` (``nvml``, ``amd``, ``rapl``), or with ``auto`` the first
+    """Open the source called ``name`` (``nvml``, ``amd``, ``jetson``, ``rapl``), or with ``auto`` the first
     that answers.
 
     Without an ``index``, the card is the first that ``CUDA_VISIBLE_DEVICES`` and its relatives
@@ -124,8 +131,8 @@ def open_source(
             refusals.append(f"{label}: {error}")
     raise MissingTool(
         "no energy source on this machine: measuring needs an NVIDIA GPU with its driver "
-        "and nvidia-ml-py, an AMD "
-        f"GPU with amdsmi, or a CPU whose RAPL counters may be read. Tried {' '.join(refusals)}"
+        "and nvidia-ml-py, an AMD GPU with amdsmi, a Jetson, or a CPU whose RAPL counters "
+        f"may be read. Tried {' '.join(refusals)}"
     )
 
 

@@ -174,6 +174,27 @@ def counters(
         return VerbResult(nsight_counters.collect_counters(out, budget_s, few, plan))
 
 
+def kit(
+    out: Annotated[Path, Option("File to write, such as h100.kit.json.gz.", positional=True)],
+    budget: Annotated[str, Option("Stop in time, such as 15min.")] = "900s",
+    few: Few = 0,
+) -> VerbResult:
+    """Measure this card for a quarter of an hour without privileges, and write one file.
+
+    Example: wattcast lab kit mine.kit.json.gz; then wattcast calibrate --gpu rtx-4090 --table
+    mine.kit.json.gz
+    """
+    from wattcast.calibrate.kit_files import KIT_SUFFIX, is_kit
+    from wattcast.lab.campaigns import card_kit
+
+    if not is_kit(out):
+        raise bad_value("OUT", f"a name that ends in {KIT_SUFFIX}", out.name)
+    began_s = time.monotonic()
+    return _report_counts(
+        card_kit.measure_card(out, parse_seconds(budget, "--budget"), few), began_s
+    )
+
+
 def pack(
     folders: Annotated[list[Path], Option("Folders of campaigns.", positional=True)],
     out: Annotated[Path, Option("Folder of the database.")],
@@ -204,4 +225,4 @@ def _report_counts(counts: Mapping[str, int], began_s: float) -> VerbResult:
     return VerbResult(plain, "\n".join(f"{name}: {count}" for name, count in plain.items()))
 
 
-VERBS: tuple[Verb, ...] = (kernels, models, counters, engine, pack, summary)
+VERBS: tuple[Verb, ...] = (kernels, models, counters, engine, kit, pack, summary)
