@@ -251,6 +251,14 @@ def _name_family(group: str) -> str:
     return ".".join(words[:3]) if words[1:2] == ["engine"] else words[0]
 
 
+def refit_correction(
+    terms: IdealTerms, latency_s: Array, effective_hz: Array, begin: Correction
+) -> Correction:
+    """Fit the corrections of one group of kernels, pulled towards those that it has."""
+    value = _fit_group(terms, latency_s, effective_hz, _read_start(begin), _PULL)
+    return Correction(*np.exp(value).tolist())
+
+
 def _fit_group(
     terms: IdealTerms, latency_s: Array, effective_hz: Array, start: Array, weight: float
 ) -> Array:

@@ -32,6 +32,7 @@ from wattcast.calibrate.latency_fit import (
     fit_corrections,
     fit_residuals,
     one_thread,
+    refit_correction,
 )
 from wattcast.calibrate.row_prediction import (
     conformal_ends,
@@ -52,10 +53,10 @@ from wattcast.kernels.kernel_table import USUAL_CONDITION
 from wattcast.predictor.api import find_gpu
 from wattcast.predictor.bundle import Bundle, bundle_for, forecast_bundle, shipped_bundle
 from wattcast.predictor.bundle.bundle_file import ResidualEnds
-from wattcast.predictor.bundle.calibrated import carry_energies
+from wattcast.predictor.bundle.calibrated import USUAL_ENGINE, carry_energies
 from wattcast.predictor.bundle.forecast import forecast_rule
 from wattcast.predictor.ideal_terms import compute_ideal_terms
-from wattcast.predictor.kernel_phases import blend_corrections
+from wattcast.predictor.kernel_phases import blend_corrections, find_correction
 from wattcast.predictor.learned_factors import LayeredFactors, LearnedFactors
 from wattcast.workload import engine_operators
 from wattcast.workload.operator_base import Operator
@@ -63,6 +64,11 @@ from wattcast.workload.operator_base import Operator
 LEAST_ROWS = 40  # of a family, to calibrate it
 # of a latency that a row's own kernel keeps when what was timed beside it is taken off
 LEAST_OWN_SHARE = 0.3
+# of a latency, from which a row says how long what was timed beside its product takes
+LEAST_BESIDE_SHARE = 0.5
+LEAST_BESIDE_S = 2e-5  # shorter rows are launches more than work
+LEAST_BESIDE_ROWS = 15  # of a kind of operator, to fit its corrections
+BESIDE_ROUNDS = 2
 BAND_NAMES = ("below 0.02 ms", "0.02 to 0.1 ms", "0.1 ms and above")
 # with believed watts, of which at most so many move energies: each takes a search for its clock
 _POWER_ROWS = 40
@@ -126,14 +132,26 @@ def calibrate_tables(
     return calibrate_rows(read_tables(paths, chip, engine=engine), chip, tell)
 
 
-def check_tables(tables: Sequence[str | Path], gpu: str | Path | Gpu) -> TableCalibration:
-    """Compare the bundle that a GPU has with all rows of tables, and its forecast beside it;
-    nothing is fitted.
+def check_tables(
+    tables: Sequence[str | Path],
+    gpu: str | Path | Gpu,
+    engine: str | None = None,
+    held_out_alone: bool = False,
+) -> TableCalibration:
+    """Compare the bundle that a GPU has with rows of tables, and its forecast beside it; nothing is
+    fitted.
+
+    All rows are compared, or the bursts of shapes that no calibration on the same tables saw.
     """
     chip = find_gpu(gpu)
-    table = read_tables(list(tables), chip)
+    if engine and engine != USUAL_ENGINE:
+        chip = replace(chip, engine=engine)
+    table = read_tables(list(tables), chip, engine=engine)
     timed = np.isfinite(table.rows.column("latency_s"))
-    judged = table.select_rows(on_random_data(table.rows) & table.rows.fit & timed)
+    chosen = on_random_data(table.rows) & table.rows.fit & timed
+    if held_out_alone:
+        chosen &= held_out(table.rows.ops) & table.rows.is_kind("burst")
+    judged = table.select_rows(chosen)
     bundle = bundle_for(chip)
     return TableCalibration(
         bundle=bundle,
@@ -246,7 +264,21 @@ def _fit_times(
 def fit_table_latency(table: TableRows, gpu: Gpu, start: Bundle) -> Bundle:
     """Fit corrections and learned factors on time to bursts; families with few rows stay as they
     are.
+
+    Products are fitted first, then what was timed together with them, then products once more, as
+    often as the latter says something new.
     """
+    bundle = start
+    for _ in range(BESIDE_ROUNDS):
+        moved = fit_beside(table, gpu, start, bundle)
+        bundle = _fit_own_times(table, gpu, moved)
+        if moved.corrections == start.corrections:
+            break
+    return bundle
+
+
+def _fit_own_times(table: TableRows, gpu: Gpu, start: Bundle) -> Bundle:
+    """Fit the times of rows' own kernels, with what ran beside them as the start has it."""
     reference = start.reference
     every_kernel = build_kernels(table.rows.ops, table.rows.conditions, gpu, reference, ())
     family_count = Counter(every_kernel.work.root_family)
@@ -278,6 +310,45 @@ def fit_table_latency(table: TableRows, gpu: Gpu, start: Bundle) -> Bundle:
         learned=LayeredFactors(reference, time, {}, own=own, carried=start.learned),
         seen={**start.seen, **measured_ranges(rows, kernels)},
     )
+
+
+def fit_beside(table: TableRows, gpu: Gpu, start: Bundle, fitted: Bundle) -> Bundle:
+    """Fit the corrections of what products were timed together with, where it takes most of the time.
+
+    Products of many tokens and few outputs are quick beside quantising their inputs. The product's
+    time comes from ``fitted``, and what is left of the latency is the operator's. Kinds with few
+    such rows keep their corrections.
+    """
+    is_alone = [len(ops) == 1 and ops[0].kind == "engine_quantize" for ops in table.beside]
+    latency_s = table.rows.column("latency_s")
+    table = table.select_rows(np.array(is_alone, dtype=bool) & (latency_s >= LEAST_BESIDE_S))
+    if not len(table.rows):
+        return start
+    ops = tuple(row_ops[0] for row_ops in table.beside)
+    conditions = (USUAL_CONDITION,) * len(ops)
+    kernels = build_kernels(ops, conditions, gpu, start.reference, ())
+    latency_s = table.rows.column("latency_s")
+    own_s = predict_with_bundle(fitted, table.rows, gpu, RUN_S)[:, 0]
+    predicted_s = predict_bursts_s(kernels, gpu, start)
+    is_dominant = predicted_s > LEAST_BESIDE_SHARE * latency_s
+
+    groups = np.array(kernels.work.kernel_family)
+    corrections = dict(start.corrections)
+    for group in dict.fromkeys(groups.tolist()):
+        rows = np.flatnonzero((groups == group) & is_dominant)
+        if len(rows) < LEAST_BESIDE_ROWS:
+            continue
+        chosen = build_kernels(
+            tuple(ops[row] for row in rows), conditions[: len(rows)], gpu, start.reference, ()
+        )
+        terms = compute_ideal_terms(chosen, start.reference)
+        clock_hz = np.full(len(rows), float(sweep_values(gpu.clocks.max_hz)))
+        scaffold_s = terms.seconds(np.log(blend_corrections(chosen.work, corrections)), clock_hz)
+        learned = predicted_s[rows] / scaffold_s
+        left_s = np.maximum(latency_s[rows] - own_s[rows], LEAST_OWN_SHARE * latency_s[rows])
+        begin = find_correction(group, corrections)
+        corrections[group] = refit_correction(terms, left_s / learned, clock_hz, begin)
+    return replace(start, corrections=corrections)
 
 
 def beside_s(table: TableRows, gpu: Gpu, bundle: Bundle) -> Array:

@@ -32,6 +32,8 @@ from wattcast.calibrate.kernel_rows import (
     load_kernel_rows,
     shape_name,
 )
+from wattcast.calibrate.kit_files import is_kit, read_kit_rows
+from wattcast.calibrate.other_tables import OTHER_TABLES, place_weights
 from wattcast.core.arrays import Array, Mask, sweep_values
 from wattcast.core.errors import BadInput, UnknownName, WattcastError, bad_value, check_names
 from wattcast.core.regular_files import check_regular
@@ -75,6 +77,7 @@ class TableFile:
     columns: tuple[str, ...]
     # narrow products are kernels of an engine's own, and another engine's are meant
     half_only: bool = False
+    host_bound_ms: float = 0.0  # below which fp8_block products of vLLM say how fast the host is
 
 
 @dataclass(frozen=True)
@@ -129,9 +132,9 @@ def read_tables(
     """
     files, notes = find_tables(paths, gpu, engine)
     parts = [_read_whole_table(file, gpu, most) for file in files]
-    for path in paths:
-        if _is_kernel_database(Path(path)):
-            own_rows = load_kernel_rows(path)
+    for path in map(Path, paths):
+        if _is_kernel_database(path):
+            own_rows = read_kit_rows(path) if is_kit(path) else load_kernel_rows(path)
             no_engines = ("",) * len(own_rows)
             parts.append(TableRows(own_rows, ((),) * len(own_rows), no_engines, ()))
     for part in parts:
@@ -169,6 +172,8 @@ def _unreadable_table(path: Path, error: Exception) -> WattcastError:
 
 
 def _is_kernel_database(path: Path) -> bool:
+    if is_kit(path):
+        return True
     return path.is_dir() and ((path / "rows.parquet").exists() or any(path.glob("*.jsonl")))
 
 
@@ -200,7 +205,7 @@ def _find_in_folder(folder: Path, gpu: Gpu) -> list[TableFile]:
     tables = []
     for path in sorted(folder.rglob("*")):
         file = _identify_table(path) if path.name.endswith(SUFFIXES) else None
-        if file is not None and _system_name(file.system) == strip_board(gpu.name):
+        if file is not None and system_name(file.system) == strip_board(gpu.name):
             tables.append(file)
     return tables
 
@@ -211,7 +216,7 @@ def _find_file(path: Path, gpu: Gpu, notes: list[str]) -> list[TableFile]:
     if file is None:
         notes.append(f"{path.name}: columns of no known table; passed over.")
         return []
-    if _system_name(file.system) not in ("", strip_board(gpu.name)):
+    if system_name(file.system) not in ("", strip_board(gpu.name)):
         raise bad_value("table", f"one of the {gpu.name}", f"{path.name} of {file.system}")
     return [file]
 
@@ -250,7 +255,7 @@ def _newest_version(file: TableFile, tables: Sequence[TableFile]) -> str:
     return max(rivals, key=lambda rival: _version_key(rival.version)).version
 
 
-def _system_name(system: str) -> str:
+def system_name(system: str) -> str:
     """Return the catalogue's name of a table's system; empty where it has none."""
     words = system.split("_")
     shortened = ["-".join(words[:count]) for count in range(len(words), 0, -1)]
@@ -291,13 +296,14 @@ _TABLES = {
     },
 }
 # in the order in which one is taken for attention and experts
-_ENGINES = ("vllm", "trtllm", "sglang", "nccl")
+_ENGINES = ("vllm", "trtllm", "sglang", "nccl", "aiter")
 
 
 def _identify_table(path: Path) -> TableFile | None:
     """Return what a file is by its columns and its name; None where its columns are of no table."""
     columns = tuple(_scan_table(path).collect_schema().names())
-    kinds = [name for name, required in _TABLES.items() if required <= set(columns)]
+    required = {**_TABLES, **{name: table.columns for name, table in OTHER_TABLES.items()}}
+    kinds = [name for name, wanted in required.items() if wanted <= set(columns)]
     if not kinds:
         return None
     pattern = r"(?P<system>[^.]+)\.(?P<engine>[a-z]+)-(?P<version>.+)\.(?P<table>\w+)$"
@@ -307,6 +313,10 @@ def _identify_table(path: Path) -> TableFile | None:
         system = dotted["system"]
         engine = dotted["engine"]
         version = dotted["version"]
+    elif kinds[0] in OTHER_TABLES:
+        system = stem.partition(".")[0]
+        engine = OTHER_TABLES[kinds[0]].engine
+        version = OTHER_TABLES[kinds[0]].version
     else:
         system, engine, version = _identify_folders(path.parts[:-1])
     sustained = "power" in columns
@@ -339,7 +349,7 @@ def _identify_folders(folders: Sequence[str]) -> tuple[str, str, str]:
         above = list(folders[:place])
         if place + 1 < len(folders):
             version = folders[place + 1]
-    systems = [folder for folder in reversed(above) if _system_name(folder)]
+    systems = [folder for folder in reversed(above) if system_name(folder)]
     return (systems[0] if systems else ""), engine, version
 
 
@@ -383,11 +393,13 @@ def _read_table(file: TableFile, gpu: Gpu, most: int) -> TableRows:
     """Read one table, thinned to ``most`` rows of each format and band of latency, chosen by a hash
     of the shape.
     """
+    if file.table == "gemm" and file.engine == "vllm":
+        file = replace(file, host_bound_ms=_find_host_floor_ms(file))
     samples: list[_Sample] = []
     figures: list[tuple[float, float, float]] = []  # latency, power, clock
     skipped: Counter[str] = Counter()
     for plain in _draw_rows(file, most):
-        sample = _MAKERS[file.table](plain, file, gpu)
+        sample = _make_sample(plain, file, gpu)
         if isinstance(sample, str):
             skipped[sample] += 1
         else:
@@ -420,21 +432,46 @@ def _read_table(file: TableFile, gpu: Gpu, most: int) -> TableRows:
     return TableRows(rows, beside, (file.engine,) * count, notes)
 
 
+def _make_sample(plain: Mapping[str, Any], file: TableFile, gpu: Gpu) -> _Sample | str:
+    """Make the operator of a row, or say why it cannot be made."""
+    if file.table in OTHER_TABLES:
+        return OTHER_TABLES[file.table].make(plain, gpu)
+    return _MAKERS[file.table](plain, file, gpu)
+
+
+def _find_host_floor_ms(file: TableFile) -> float:
+    """Return the latency below which a table's fp8_block products may be bound by the host."""
+    import polars as pl
+
+    m, n, k = (pl.col(name).cast(pl.Float64) for name in "mnk")
+    is_tiny = (2.0 * m * n * k < HOST_BOUND_FLOP) & (
+        n * k + 3.0 * m * k + 2.0 * m * n < HOST_BOUND_BYTE
+    )
+    timed = pl.col("latency") > 0
+    tiny = _scan_table(file.path).filter(timed & is_tiny & (pl.col("gemm_dtype") == "fp8_block"))
+    quantile = pl.col("latency").quantile(HOST_BOUND_QUANTILE)
+    floor_ms = tiny.select(quantile).collect(engine="streaming").item()
+    return max(HOST_BOUND_MS, HOST_BOUND_MARGIN * (floor_ms or 0.0))
+
+
 def _draw_rows(file: TableFile, most: int) -> Iterator[Mapping[str, Any]]:
     """Yield up to ``most`` rows of each format and band of latency, chosen by a hash of the shape."""
     import polars as pl
 
-    shape = [name for name in _SHAPE[file.table] if name in file.columns]
+    shape, formats = _list_drawing_columns(file)
     # FNV-1a over whole numbers
     shape_hash = pl.lit(0xCBF29CE484222325, dtype=pl.UInt64)
     prime = pl.lit(0x100000001B3, dtype=pl.UInt64)
     for name in shape:
         shape_hash = (shape_hash ^ pl.col(name).fill_null(0).cast(pl.UInt64)) * prime
     band = sum((pl.col("latency") >= edge).cast(pl.Int8) for edge in BANDS_MS)
-    timed = _scan_table(file.path).filter(pl.col("latency") > 0)
+    table = _scan_table(file.path)
+    if file.table in OTHER_TABLES:
+        microseconds = pl.col(OTHER_TABLES[file.table].time)
+        table = table.with_columns(latency=1e-3 * microseconds)
+    timed = table.filter(pl.col("latency") > 0)
     frame = timed.with_columns(band=band, order=shape_hash // (1 << 20))
 
-    formats = [name for name in _FORMATS[file.table] if name in file.columns]
     groups = frame.select(*formats, "band").unique().collect(engine="streaming").rows()
     for group in sorted(groups):
         conditions = [
@@ -442,6 +479,16 @@ def _draw_rows(file: TableFile, most: int) -> Iterator[Mapping[str, Any]]:
         ]
         drawn = frame.filter(*conditions).bottom_k(most, by="order")
         yield from drawn.collect(engine="streaming").iter_rows(named=True)
+
+
+def _list_drawing_columns(file: TableFile) -> tuple[list[str], list[str]]:
+    """Return the columns by whose hash rows are drawn, and those of each value of which as many."""
+    if file.table in OTHER_TABLES:
+        table = OTHER_TABLES[file.table]
+        return list(table.shape), list(table.formats)
+    shape = [name for name in _SHAPE[file.table] if name in file.columns]
+    formats = [name for name in _FORMATS[file.table] if name in file.columns]
+    return shape, formats
 
 
 def _read_figures(
@@ -457,8 +504,13 @@ def _read_figures(
 # the operator of a row, how it ran, and what was timed beside it
 _Sample = tuple[Operator, RunCondition, tuple[Operator, ...]]
 _HALF = {"bfloat16": Dtype.BF16, "float16": Dtype.FP16}
-# below which fp8_block products of vLLM, launched one by one, may be bound by the host
-HOST_BOUND_MS = 0.3
+# vLLM's fp8_block products are launched one by one. Those that take a card some microseconds show
+# how long the host takes; rows that are not beyond nearly all of these may be bound by it.
+HOST_BOUND_FLOP = 2e10
+HOST_BOUND_BYTE = 5e7
+HOST_BOUND_QUANTILE = 0.99
+HOST_BOUND_MARGIN = 1.2
+HOST_BOUND_MS = 0.3  # at the least
 
 
 def _make_product(row: Mapping[str, Any], file: TableFile, gpu: Gpu) -> _Sample | str:
@@ -471,14 +523,14 @@ def _make_product(row: Mapping[str, Any], file: TableFile, gpu: Gpu) -> _Sample 
     k = int(row["k"])
     if word in _HALF:
         op: Operator = Linear(m, n, k, dtype=_HALF[word])
-        return op, _place_weights(op, m, k, WEIGHT_COPIES, gpu), ()
+        return op, place_weights(op, m, k, WEIGHT_COPIES, gpu), ()
     if word in ("int8_wo", "int4_wo"):
         weights = word.partition("_")[0]
         group = 128 if weights == "int4" else -1
         op = engine_operators.WeightOnlyProduct(
             m, n, k, weights, group, kernel="cutlass", dtype=Dtype.BF16
         )
-        return op, _place_weights(op, m, k, 1, gpu), ()
+        return op, place_weights(op, m, k, 1, gpu), ()
     if file.half_only:
         return f"{word} of {file.engine}, since a bundle means one engine's kernels"
     tensor = gpu.pipes.tensor_flop_per_cycle
@@ -486,35 +538,27 @@ def _make_product(row: Mapping[str, Any], file: TableFile, gpu: Gpu) -> _Sample 
         scales = "token" if file.engine == "vllm" else "tensor"
         op = engine_operators.ScaledProduct(m, n, k, scales, dtype=Dtype.FP8)
         quantising = engine_row_operators.Quantize(m, k, scales, dtype=Dtype.BF16)
-        return op, _place_weights(op, m, k, WEIGHT_COPIES, gpu), (quantising,)
+        return op, place_weights(op, m, k, WEIGHT_COPIES, gpu), (quantising,)
     is_block = (word == "fp8_block" and Dtype.FP8 in tensor) or (
         word == "nvfp4" and Dtype.FP4 in tensor
     )
     if not is_block:
         return f"format {word}"
     if word == "fp8_block":
-        if file.engine == "vllm" and row["latency"] < HOST_BOUND_MS:
+        if file.engine == "vllm" and row["latency"] < file.host_bound_ms:
             return "fp8_block bound by the host"
         kernel = "deepgemm" if "deepgemm" in str(row.get("kernel_source")).lower() else "cutlass"
         op = engine_operators.BlockProduct(m, n, k, kernel=kernel, dtype=Dtype.FP8)
     else:
         op = engine_operators.BlockProduct(m, n, k, kernel="cutlass", bit=4.5, dtype=Dtype.FP4)
-    quantising = engine_row_operators.Quantize(m, k, "block", dtype=Dtype.BF16)
-    return op, _place_weights(op, m, k, 1, gpu), (quantising,)
+    mode = "fp4" if op.dtype is Dtype.FP4 else "block"
+    quantising = engine_row_operators.Quantize(m, k, mode, dtype=Dtype.BF16)
+    return op, place_weights(op, m, k, 1, gpu), (quantising,)
 
 
-def _place_weights(op: Operator, m: int, k: int, copies: int, gpu: Gpu) -> RunCondition:
-    """Say where the weights of a product come from.
-
-    They come from device memory if the copies that the collector goes round outgrow L2. Beside HBM
-    it has two partitions, each of which keeps what its own SMs read (A100 whitepaper); beside GDDR
-    a slice serves all SMs.
-    """
-    weight_byte = op.read_byte - float(m) * k * op.dtype.byte
-    l2_byte = 0.0 if gpu.l2.capacity_byte is None else float(sweep_values(gpu.l2.capacity_byte))
-    if not gpu.memory.kind.startswith("GDDR"):
-        l2_byte *= 0.5
-    return RunCondition(rotated="none" if copies * weight_byte <= l2_byte else "weights")
+# Attention backends in an engine's tables besides the one that it takes by itself: SGLang takes
+# FlashAttention 3 on Hopper and TensorRT-LLM's kernels on Blackwell (docs.sglang.ai, attention backend).
+_OTHER_BACKENDS = {"sglang": ("triton", "flashinfer")}
 
 
 def _make_attention(row: Mapping[str, Any], file: TableFile, gpu: Gpu) -> _Sample | str:
@@ -523,7 +567,12 @@ def _make_attention(row: Mapping[str, Any], file: TableFile, gpu: Gpu) -> _Sampl
     """
     cache = {**_HALF, "fp8": Dtype.FP8}.get(row["kv_cache_dtype"])
     able = cache in _HALF.values() or cache in gpu.pipes.tensor_flop_per_cycle
-    if row["attn_dtype"] not in _HALF or cache is None or not able:
+    source = str(row.get("kernel_source"))
+    if file.engine in _OTHER_BACKENDS and source in _OTHER_BACKENDS[file.engine]:
+        return f"attention of {source}, which {file.engine} does not take by itself"
+    # the backends that an engine takes by itself multiply in fp8 where the cache is in fp8
+    in_fp8 = row["attn_dtype"] == "fp8" and file.engine in _OTHER_BACKENDS
+    if not (row["attn_dtype"] in _HALF or in_fp8) or cache is None or not able:
         return f"attention in {row['attn_dtype']} over a cache in {row['kv_cache_dtype']}"
     heads = int(row["num_heads"])
     dim = int(row["head_dim"])
@@ -545,7 +594,7 @@ def _make_attention(row: Mapping[str, Any], file: TableFile, gpu: Gpu) -> _Sampl
         window=window,
         splits=engine_operators.GRAPH_SPLITS if in_graph else 0,
         bound=length,
-        dtype=_HALF[row["attn_dtype"]],
+        dtype=_HALF.get(row["attn_dtype"], Dtype.BF16),
     )
     writes = engine_row_operators.CacheWrite(
         batch * new, kv_heads * dim, 1, 1, kv_heads * dim, cache, dtype=op.dtype

@@ -293,7 +293,7 @@ def _calibrate_with_tables(
 
     notes = []
     if only_check:
-        calibrated = table_fit.check_tables(tables, gpu)
+        calibrated = table_fit.check_tables(tables, gpu, engine)
         plain = calibrated.to_dict()
     else:
         calibrated = table_fit.calibrate_tables(tables, gpu, env.say, engine)

@@ -131,16 +131,19 @@ class CacheWrite(RowKernel):
         return 2.0, self.kv_dtype.byte
 
 
+_FP4_BYTE = 0.5 + 1.0 / 16.0  # of an element, with its share of a scale
+
+
 @register_operator("engine_quantize", family="elementwise")
 class Quantize(RowKernel):
-    """Convert bf16 to fp8 with a scale.
+    """Convert bf16 to fp8 with a scale, or to fp4 with one for 16 values.
 
     The scale is known before (static), or computed for the tensor, for each token, or for 128
     values.
     """
 
     allowed: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "mode": ("static", "tensor", "token", "block")
+        "mode": ("static", "tensor", "token", "block", "fp4")
     }
     form_text: ClassVar[str] = "{op.kind} by {op.mode}"
     flop_per_element: ClassVar[float] = 3.0
@@ -149,7 +152,8 @@ class Quantize(RowKernel):
     @property
     def moved_byte(self) -> tuple[float, float]:
         read_byte = 4.0 if self.mode == "tensor" else 2.0
-        return read_byte, 1.0
+        write_byte = _FP4_BYTE if self.mode == "fp4" else 1.0
+        return read_byte, write_byte
 
 
 @register_operator("engine_route", family="elementwise")

@@ -49,6 +49,9 @@ CARDS = (
     "b300",
     "gb300",
     "rtx-pro-6000",
+    "rtx-4090",
+    "mi300x",
+    "mi355x",
     "h100-sxm:trtllm",
     "h100-sxm:sglang",
     "h200:trtllm",
@@ -56,6 +59,8 @@ CARDS = (
     "b200:trtllm",
     "b200:sglang",
 )
+# folder of a card's tables, where it is not the usual one
+_TABLE_FOLDERS = {"rtx-4090": "llmservingsim", "mi300x": "aiter", "mi355x": "aiter"}
 MARK_FILE = "rows.sha256"  # of what a bundle was made from
 ERRORS_FILE = "errors.csv"  # of rows held out
 
@@ -64,7 +69,7 @@ def ship_card(name: str, reference: Path, target: Path, anew: bool = False) -> b
     """Calibrate a card, with a colon before an engine, unless its bundle is up to date."""
     gpu_name, _, engine = name.partition(":")
     chip = hardware.load_gpu(gpu_name)
-    tables = reference / "aiconfigurator"
+    tables = table_folder(gpu_name, reference)
     folder = target / calibration_folder(gpu_name, engine)
     mark = _hash_inputs(chip, engine, reference)
     mark_path = folder / MARK_FILE
@@ -86,6 +91,11 @@ def ship_card(name: str, reference: Path, target: Path, anew: bool = False) -> b
     write_whole(folder / ERRORS_FILE, ("\n".join(lines) + "\n").encode())
     write_whole(mark_path, mark.encode())
     return True
+
+
+def table_folder(gpu: str, reference: Path) -> Path:
+    """Return the folder of a card's kernel tables."""
+    return reference / _TABLE_FOLDERS.get(gpu, "aiconfigurator")
 
 
 def _weigh_served(bundle: Bundle, gpu: Gpu, table: table_rows.TableRows, reference: Path) -> Bundle:
@@ -141,7 +151,8 @@ def _tell_energies(bundle: Bundle, words: str, source: str) -> Bundle:
 def _hash_inputs(gpu: Gpu, engine: str, reference: Path) -> str:
     """Return a hash of the tables that a card's bundle is made from."""
     digest = hashlib.sha256(f"{gpu!r} {engine}".encode())
-    found, _ = table_rows.find_tables([reference / "aiconfigurator"], gpu, engine or None)
+    folder = table_folder(gpu.name, reference)
+    found, _ = table_rows.find_tables([folder], gpu, engine or None)
     paths = [file.path for file in found]
     if gpu.name == GPU:
         paths.append(reference / TABLE)

@@ -57,6 +57,7 @@ SPLIT_MARGIN = 1.1
 # Heads wider than this spill registers where fp8 values are turned.
 _WIDEST_HEAD_IN_REGISTERS = 192
 # Heads for which FlashInfer and TensorRT-LLM have kernels; others run Triton's.
+_MOST_GROUPED = 32  # query heads a key head, of the largest tile of XQA kernels (TensorRT-LLM)
 _LIBRARY_HEAD_DIMS = (64, 128, 256, 512)
 # Up to this many tiles an SM, each tile is placed on its SM; beyond, an even share is near enough.
 _LISTED_WAVES = 16.0
@@ -390,14 +391,20 @@ def _between_byte(op: PagedAttention, split: _Split) -> float:
 
 
 def _name_family(op: PagedAttention, library: _Library) -> str:
-    """Return the kernel family: by batch, cache and, for odd heads, the language of the kernel."""
+    """Return the kernel family: by batch, cache and, for odd heads, the language of the kernel.
+
+    Decode with more than ``_MOST_GROUPED`` query heads a key head is a kind of its own: TensorRT-LLM
+    has no kernel there that reads keys once for all of them.
+    """
     family = f"attention.engine.paged.{op.kind_of_batch}"
-    if not library.is_fp8:
-        return family
     has_kernel = op.head_dim in _LIBRARY_HEAD_DIMS
-    if (library.is_before_hopper or library.is_blackwell) and not has_kernel:
-        return f"{family}.fp8.triton"
-    return f"{family}.fp8"
+    if library.is_fp8:
+        family += ".fp8"
+        if (library.is_before_hopper or library.is_blackwell) and not has_kernel:
+            family += ".triton"
+    if library.is_decode and op.heads > _MOST_GROUPED * op.kv_heads:
+        family += ".ungrouped"
+    return family
 
 
 register_kernels(PagedAttention, mapping=count_each(count_paged_attention))

@@ -57,8 +57,9 @@ _ROUTE_SCORES = 1024.0  # that a block of the routing kernel takes
 _SAMPLING_THREADS = 512.0
 _SPLIT_LOGITS = 2**17  # from which several blocks share a row of logits
 _FEW_CHOICES = 1024.0  # below which a warp or a thread an expert sorts
-# Samplers that were measured in whole steps alone, and the one among the bursts that they are like.
-_MEASURED_SAMPLERS = {"sorted": "top_p", "penalised": "random"}
+# Samplers that were measured in whole steps alone, and the one among the bursts that they are like;
+# and quantising to fp4, which is a kind of that by block.
+_MEASURED_LIKE = {"sorted": "top_p", "penalised": "random", "fp4": "block.fp4"}
 _NORM_ROWS = 256  # from which vLLM's norms take blocks of 256 threads
 
 
@@ -98,7 +99,7 @@ class _RowForm(NamedTuple):
     @property
     def measured_name(self) -> str:
         """The name of the kernel whose bursts tell its corrections and its energy."""
-        detail = _MEASURED_SAMPLERS.get(self.detail, self.detail)
+        detail = _MEASURED_LIKE.get(self.detail, self.detail)
         return f"{self.kind} {detail}".strip()
 
     @property
@@ -225,7 +226,7 @@ def _walk_rows(op: RowKernel, form: _RowForm, sm_count: float, missing: float) -
     cost = _row_costs()[form.name]
     units = float(op.rows)
     most_threads = cost.threads
-    if form.detail in ("block", "gate", "gate_quant"):
+    if form.detail in ("block", "fp4", "gate", "gate_quant"):
         units = max(op.elements / (cost.threads * cost.vector), 1.0)
     elif form.kind == "rms_norm" and form.detail != "token" and op.rows >= _NORM_ROWS:
         most_threads = 256.0

@@ -51,9 +51,7 @@ def newer_table_rows(reference: Path | None, tell: Tell) -> list[LedgerRow]:
     for gpu, system in _SGLANG_CARDS.items():
         tell(f"{WHERE}: {gpu}, SGLang")
         rows += _judge_tables(folder, gpu, system, ("sglang",), " of SGLang, as vLLM's")
-    for gpu, system in _COLLECTIVE_CARDS.items():
-        rows += _judge_collectives(folder, gpu, system)
-    return rows
+    return rows + collective_card_rows(folder)
 
 
 def _judge_tables(
@@ -76,6 +74,14 @@ def _judge_tables(
     bursts = rows_of_tables.select_rows(rows_of_tables.rows.is_kind("burst"))
     # goals are those of cards whose tables were fitted
     return [row | {"must": None} for row in judge_kernels(where, bursts, chip, bundle)]
+
+
+def collective_card_rows(folder: Path) -> list[LedgerRow]:
+    """Return errors of collectives on the cards whose tables came after the laws."""
+    rows = []
+    for gpu, system in _COLLECTIVE_CARDS.items():
+        rows += _judge_collectives(folder, gpu, system)
+    return rows
 
 
 def _judge_collectives(folder: Path, gpu: str, system: str) -> list[LedgerRow]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from wattcast.calibrate.scoring import LedgerRow, Tell
+from wattcast.lab.validate.public_checks.card_errors import WHERE as CARD_ERRORS
+from wattcast.lab.validate.public_checks.card_errors import card_rows
 from wattcast.lab.validate.public_checks.collective_checks import collective_rows, public_rows
 from wattcast.lab.validate.public_checks.coverage_checks import coverage_rows
 from wattcast.lab.validate.public_checks.dumped_energies import make_dumped_rows
@@ -54,6 +56,7 @@ LONG_SETS = {
         "latency",
         calibrated_table_rows,
     ),
+    "cards": (CARD_ERRORS, "latency", card_rows),
     "newer-tables": (NEWER_TABLES, "latency", newer_table_rows),
     "served-watts": (SERVED_WATTS, "power", served_rows),
     "coverage": ("coverage of 90 % intervals", "latency and power", coverage_rows),

@@ -1,0 +1,84 @@
+"""Tables of AMD's tuner and of vLLM's layers, and rows of tables that say something else."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from wattcast.calibrate.table_rows import read_tables
+from wattcast.core.units import Dtype
+from wattcast.hardware import load_gpu
+from wattcast.workload.engine_operators import BlockProduct, PagedAttention, ScaledProduct
+from wattcast.workload.operator_types import Linear
+
+
+def _write(path: Path, lines: list[str]) -> Path:
+    path.write_bytes(gzip.compress(("\n".join(lines) + "\n").encode()))
+    return path
+
+
+def test_tuned_products_of_amd(tmp_path: Path) -> None:
+    lines = ["b,M,N,K,format,preshuffled,out_dtype,bias,us,tflops,bw,source,libtype,splitK,kernel"]
+    formats = ("bf16", "fp8", "fp8_block", "mxfp4", "int8")
+    lines += [f"1,4096,2048,8192,{form},False,bfloat16,,250.5,1,1,t,,0,k" for form in formats]
+    lines.append("16,32,1280,8192,bf16,False,bfloat16,,68.9,1,1,t,,0,k")
+    table = read_tables([_write(tmp_path / "mi355x.gemm.csv.gz", lines)], load_gpu("mi355x"))
+    np.testing.assert_allclose(table.rows.column("latency_s"), 250.5e-6)
+    kinds = {(type(op), op.dtype) for op in table.rows.ops}
+    assert kinds == {
+        (Linear, Dtype.BF16),
+        (ScaledProduct, Dtype.FP8),
+        (BlockProduct, Dtype.FP8),
+        (BlockProduct, Dtype.FP4),
+        (ScaledProduct, Dtype.INT8),
+    }
+    assert all((op.m, op.n, op.k) == (4096, 2048, 8192) for op in table.rows.ops)  # type: ignore[attr-defined]
+    assert table.beside == ((),) * 5  # nothing is quantised inside
+    assert set(table.engine) == {"aiter"}
+    assert any("batched" in note for note in table.notes)
+
+
+def test_layers_of_vllm(tmp_path: Path) -> None:
+    """Layers become products of the model's sizes, batches of attention groups of sequences."""
+    layers = ["model,tp,layer,counts,tokens,activated_experts,time_us"]
+    layers += [f"Llama-3.1-8B,1,{name},tokens,64,,100.0" for name in ("qkv_proj", "act_fn")]
+    layers.append("Llama-3.1-8B,1,down_proj,tokens,64,,80.0")
+    attention = ["model,tp,prefill_chunk,kv_prefill,n_decode,kv_decode,time_us"]
+    attention.append("Llama-3.1-8B,1,256,512,8,1024,55.0")
+    _write(tmp_path / "rtx4090.layers.csv.gz", layers)
+    _write(tmp_path / "rtx4090.attention.csv.gz", attention)
+    table = read_tables([tmp_path], load_gpu("rtx-4090"))
+    products = [op for op in table.rows.ops if isinstance(op, Linear)]
+    assert {(op.m, op.n, op.k) for op in products} == {(64, 6144, 4096), (64, 4096, 14336)}
+    (paged,) = [op for op in table.rows.ops if isinstance(op, PagedAttention)]
+    assert paged.groups == ((1, 256, 768), (8, 1, 1025))
+    assert (paged.heads, paged.kv_heads, paged.head_dim) == (32, 8, 128)
+
+
+def test_host_bound_products_are_passed_over(tmp_path: Path) -> None:
+    """GB200's fp8_block rows below 0.6 ms tell how fast the host is, whatever their size.
+
+    Their tiny products took 0.25 to 0.58 ms; rows of 0.3 ms and more were fitted to, and products
+    were 20 % off.
+    """
+    lines = ["kernel_source,gemm_dtype,m,n,k,latency"]
+    lines += [f"DeepGemm,fp8_block,{m},128,512,{0.3 + 0.01 * m}" for m in range(1, 31)]
+    lines += [f"DeepGemm,fp8_block,{m},65536,8192,{2.0 + 0.001 * m}" for m in range(4000, 4004)]
+    path = tmp_path / "gb200.vllm-0.24.0.gemm.csv.gz"
+    table = read_tables([_write(path, lines)], load_gpu("gb200"))
+    assert sorted(op.m for op in table.rows.ops) == [4000, 4001, 4002, 4003]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("source", "count"), [("trtllm_mha", 1), ("triton", 0)])
+def test_other_backends_of_sglang_are_passed_over(tmp_path: Path, source: str, count: int) -> None:
+    """A table times one shape by several backends, four times apart; an engine takes one."""
+    columns = "kernel_source,attn_dtype,kv_cache_dtype,batch_size,isl,num_heads,num_key_value_heads"
+    lines = [f"{columns},head_dim,step,window_size,latency"]
+    lines.append(f"{source},fp8,fp8,4,2048,32,8,128,0,0,0.2")
+    lines.append("trtllm_mha,bfloat16,bfloat16,4,1024,32,8,128,0,0,0.1")
+    path = tmp_path / "b200_sxm.sglang-0.5.14.context_attention.csv.gz"
+    table = read_tables([_write(path, lines)], load_gpu("b200"), engine="sglang")
+    assert len(table.rows) == 1 + count
