@@ -53,7 +53,7 @@ from wattcast.kernels.kernel_table import USUAL_CONDITION
 from wattcast.predictor.api import find_gpu
 from wattcast.predictor.bundle import Bundle, bundle_for, forecast_bundle, shipped_bundle
 from wattcast.predictor.bundle.bundle_file import ResidualEnds
-from wattcast.predictor.bundle.calibrated import USUAL_ENGINE, carry_energies
+from wattcast.predictor.bundle.calibrated import USUAL_ENGINE, carry_sibling
 from wattcast.predictor.bundle.forecast import forecast_rule
 from wattcast.predictor.ideal_terms import compute_ideal_terms
 from wattcast.predictor.kernel_phases import blend_corrections, find_correction
@@ -62,6 +62,7 @@ from wattcast.workload import engine_operators
 from wattcast.workload.operator_base import Operator
 
 LEAST_ROWS = 40  # of a family, to calibrate it
+LEAST_GROUP_ROWS = 15  # of a kind of kernels in it
 # of a latency that a row's own kernel keeps when what was timed beside it is taken off
 LEAST_OWN_SHARE = 0.3
 # of a latency, from which a row says how long what was timed beside its product takes
@@ -200,9 +201,9 @@ def calibrate_rows(
 
 def start_bundle(gpu: Gpu) -> Bundle:
     """Return what a calibration starts from: the measured bundle of this name, else the forecast,
-    with the energies of a calibrated card of the same processor, size and memory.
+    with what a calibrated card of the same processor knows of kernels and energies.
     """
-    return shipped_bundle(gpu.name) or carry_energies(forecast_bundle(gpu), gpu)
+    return shipped_bundle(gpu.name) or carry_sibling(forecast_bundle(gpu), gpu)
 
 
 @dataclass(frozen=True)
@@ -282,7 +283,12 @@ def _fit_own_times(table: TableRows, gpu: Gpu, start: Bundle) -> Bundle:
     reference = start.reference
     every_kernel = build_kernels(table.rows.ops, table.rows.conditions, gpu, reference, ())
     family_count = Counter(every_kernel.work.root_family)
-    has_many = [family_count[family] >= LEAST_ROWS for family in every_kernel.work.root_family]
+    group_count = Counter(every_kernel.work.kernel_family)
+    kinds = zip(every_kernel.work.root_family, every_kernel.work.kernel_family, strict=True)
+    has_many = [
+        family_count[family] >= LEAST_ROWS and group_count[group] >= LEAST_GROUP_ROWS
+        for family, group in kinds
+    ]
     table = table.select_rows(np.array(has_many, dtype=bool))
     rows = table.rows
     kernels = build_kernels(rows.ops, rows.conditions, gpu, reference, ())

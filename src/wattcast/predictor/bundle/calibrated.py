@@ -135,14 +135,17 @@ def _carry_times(sibling: str, calibration: _Calibration, gpu: Gpu) -> Bundle:
     )
 
 
-def carry_energies(bundle: Bundle, gpu: Gpu) -> Bundle:
-    """Return a bundle with the energies of a calibrated card that has the same processor, where it
-    is as large and has the same memory; else the bundle as it is.
+def carry_sibling(bundle: Bundle, gpu: Gpu) -> Bundle:
+    """Return a bundle with the corrections of a calibrated card that has the same processor, and
+    with its energies where it is as large and has the same memory; else the bundle as it is.
     """
     for sibling in forecast_rule().energies_from.get(gpu.name, ()):
         calibration = _read_shipped(sibling)
         if calibration is not None:
-            return _carry_power(bundle, gpu, calibration, load_gpu(sibling))
+            chip = load_gpu(sibling)
+            fitted = _carry_fitted(_apply_calibration(calibration, chip), chip, gpu)
+            moved = _carry_power(bundle, gpu, calibration, chip)
+            return replace(moved, corrections={**moved.corrections, **fitted})
     return bundle
 
 
