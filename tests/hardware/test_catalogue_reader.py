@@ -85,6 +85,7 @@ NAMES = [
         "gh200",
     ),
     "jetson-agx-orin",
+    *("rtx-3070", "rtx-3090", "jetson-nano", "jetson-orin-nano", "jetson-orin-nx", "jetson-thor"),
 ]
 
 # Dense peaks as their sources print them. A clock stands where the peak is stated at another clock
@@ -262,6 +263,18 @@ a16,tensor,int8,35.9 TOP/s,,NVIDIA A16 table at panchaea.com
 a16,cuda,fp32,4.5 TFLOP/s,,NVIDIA A16 table at panchaea.com
 jetson-agx-orin,tensor,int8,85 TOP/s,,Jetson AGX Orin technical brief: half of 170 with sparsity
 jetson-agx-orin,cuda,fp32,5.3 TFLOP/s,,Jetson AGX Orin technical brief
+rtx-3090,tensor,fp16,71 TFLOP/s,,NVIDIA Ampere GA102 whitepaper V2
+rtx-3090,tensor,bf16,71 TFLOP/s,,NVIDIA Ampere GA102 whitepaper V2
+rtx-3090,tensor,tf32,35.6 TFLOP/s,,NVIDIA Ampere GA102 whitepaper V2
+rtx-3090,tensor,int8,284 TOP/s,,NVIDIA Ampere GA102 whitepaper V2
+rtx-3090,cuda,fp32,35.6 TFLOP/s,,NVIDIA Ampere GA102 whitepaper V2
+rtx-3070,tensor,fp16,40.6 TFLOP/s,,NVIDIA Ampere GA102 whitepaper V2
+rtx-3070,tensor,bf16,40.6 TFLOP/s,,NVIDIA Ampere GA102 whitepaper V2
+rtx-3070,tensor,tf32,20.3 TFLOP/s,,NVIDIA Ampere GA102 whitepaper V2
+rtx-3070,tensor,int8,162.6 TOP/s,,NVIDIA Ampere GA102 whitepaper V2
+rtx-3070,cuda,fp32,20.3 TFLOP/s,,NVIDIA Ampere GA102 whitepaper V2
+jetson-thor,tensor,fp4,1035 TFLOP/s,,Jetson Thor data sheet: half of 2070 with sparsity
+jetson-orin-nx,tensor,int8,30 TOP/s,,Jetson Orin NX data sheet: half of 60 of the GPU with sparsity
 mi300x,tensor,fp64,163.4 TFLOP/s,,AMD ROCm documentation
 mi300x,tensor,tf32,653.7 TFLOP/s,,AMD ROCm documentation
 mi300x,tensor,fp16,1307.4 TFLOP/s,,AMD ROCm documentation
@@ -272,6 +285,7 @@ mi300x,cuda,fp32,163.4 TFLOP/s,,AMD ROCm documentation
 mi300x,cuda,fp64,81.7 TFLOP/s,,AMD ROCm documentation
 mi325x,tensor,fp16,1307 TFLOP/s,,Vultr after AMD's product page
 mi355x,tensor,fp8,5000 TFLOP/s,,AMD at ISSCC 2026
+mi355x,tensor,fp4,10066 TFLOP/s,,AMD Instinct MI355X datasheet: 10.1 PFLOP/s
 mi355x,tensor,fp64,78.6 TFLOP/s,,humeconsulting.co
 """
 # Rates that follow from others of the same chip or its kin; no page read states the peak.
@@ -282,10 +296,15 @@ FOLLOWING = {
     "rtx-pro-6000": {"tf32", "int8"},
     "a16": {"bf16"},
     "jetson-agx-orin": {"bf16", "fp16"},
+    "jetson-orin-nx": {"bf16", "fp16"},
+    # 40 TOP/s with sparsity, of which 20.5 dense are a rounding away
+    "jetson-orin-nano": {"bf16", "fp16", "int8"},
+    "jetson-thor": {"bf16", "fp16", "fp8"},
     "mi325x": {"bf16", "tf32", "fp8", "int8", "fp64"},
     "mi355x": {"bf16", "fp16", "int8"},
 }
 FP32_FOLLOWING = {"h20", "gh200", "b300", "gb300", "mi325x", "mi355x"}
+FP32_FOLLOWING |= {"jetson-nano", "jetson-orin-nano", "jetson-orin-nx", "jetson-thor"}
 PEAK_ROWS = list(csv.DictReader(StringIO(PEAKS)))
 
 

@@ -61,7 +61,10 @@ from wattcast.predictor.bundle.calibrated import calibrated_bundle
 from wattcast.predictor.bundle.forecast import forecast_bundle
 
 PARENT = "h200"
-CARRIED = ("a100-sxm-80gb", "h100-sxm", "b200")
+CARRIED = (
+    *("a100-sxm-80gb", "h100-sxm", "b200", "h100-nvl", "gh200", "t4"),
+    *("rtx-3070", "rtx-3090", "rtx-4090"),
+)
 CONSTANT = "constant_power"
 ACTIVE = "static_flane"
 

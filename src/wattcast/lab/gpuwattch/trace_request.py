@@ -81,7 +81,8 @@ class TraceRequest:
         Path,
         Option(
             "Architecture file: GPUWattch or AccelWattch XML, or our YAML; or a GPU with "
-            "measured energies: h200, a100-sxm-80gb, h100-sxm, b200.",
+            "energies: h200 (measured), a100-sxm-80gb, h100-sxm, h100-nvl, gh200, b200, t4, "
+            "rtx-3070, rtx-3090, rtx-4090 (carried over).",
             "config",
         ),
     ]
