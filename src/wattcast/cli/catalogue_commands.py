@@ -22,6 +22,7 @@ from wattcast.report.text_tables import new_table, print_notes, print_rows
 
 if TYPE_CHECKING:
     from wattcast.hardware import Gpu
+    from wattcast.predictor.bundle import Bundle
     from wattcast.workload.graph import Graph
     from wattcast.workload.model_catalogue import ModelSpec
     from wattcast.workload.model_options import ModelOptions
@@ -39,7 +40,7 @@ def list_gpus() -> CommandOutput:
     gpus = sorted(
         map(hardware.load_gpu, hardware.gpu_names()), key=lambda gpu: list(CardUse).index(gpu.use)
     )
-    rows = [_gpu_summary(gpu) | {"coefficients": str(bundle_for(gpu).status)} for gpu in gpus]
+    rows = [_gpu_summary(gpu) | _describe_coefficients(gpu, bundle_for(gpu)) for gpu in gpus]
     columns = {
         "name": "gpu",
         "architecture": "architecture",
@@ -48,12 +49,30 @@ def list_gpus() -> CommandOutput:
     }
     columns |= {name: name for name in ("memory", "bandwidth")}
     columns |= {"power_limit_w": "limit", "coefficients": "coefficients"}
+    columns |= {"held_out": "held out, %"}
     shown = [row | {"bandwidth": show(row["memory_byte_per_s"], "byte/s", 3)} for row in rows]
     shown = [
         row | {"memory": f"{show(row['memory_byte'], 'byte', 3)} {row['memory_kind']}"}
         for row in shown
     ]
+    for row in shown:
+        errors = row["errors_percent"].items()
+        row["held_out"] = ", ".join(f"{family} {percent:.0f}" for family, percent in errors)
     return CommandOutput({"gpus": rows}, lambda console: print_rows(console, shown, columns))
+
+
+def _describe_coefficients(gpu: Gpu, bundle: Bundle) -> dict[str, Any]:
+    """Say whether a card was measured, calibrated or forecast, by what rows, with which errors."""
+    from wattcast.predictor.bundle.held_out_errors import read_held_out_errors
+
+    errors = read_held_out_errors(gpu.name)
+    return {
+        "coefficients": str(bundle.status),
+        "rows": bundle.provenance.source,
+        "rows_note": bundle.provenance.note,
+        "errors_percent": {error.family: error.percent for error in errors},
+        "rows_held_out": {error.family: error.rows for error in errors},
+    }
 
 
 @command("gpus nodes")
@@ -133,6 +152,7 @@ def show_gpu(
     from wattcast.hardware.catalogue_reader import list_boards
     from wattcast.hardware.gpu import list_published_numbers
     from wattcast.predictor.api import find_gpu
+    from wattcast.predictor.bundle import bundle_for
 
     if build.energies:
         return show_bottom_up(env, name, build)
@@ -142,8 +162,24 @@ def show_gpu(
     gpu = find_gpu(name)
     known = list_published_numbers(gpu)
     boards = list_boards(gpu.name)
-    plain = _gpu_summary(gpu) | {"numbers": known, "unknown": dict(gpu.unknown), "boards": boards}
-    return CommandOutput(plain, lambda console: _print_gpu(console, gpu, known, boards))
+    fitted = _describe_coefficients(gpu, bundle_for(gpu))
+    plain = _gpu_summary(gpu) | fitted
+    plain |= {"numbers": known, "unknown": dict(gpu.unknown), "boards": boards}
+
+    def print_text(console: Console) -> None:
+        _print_gpu(console, gpu, known, boards)
+        console.print(_word_coefficients(fitted))
+
+    return CommandOutput(plain, print_text)
+
+
+def _word_coefficients(fitted: dict[str, Any]) -> str:
+    """Say in a sentence what stands behind the predictions of a card."""
+    words = [f"coefficients: {fitted['coefficients']}", fitted["rows"], fitted["rows_note"]]
+    for family, percent in fitted["errors_percent"].items():
+        count = fitted["rows_held_out"][family]
+        words.append(f"{family} {percent:g} % off on {count} rows held out")
+    return escape("; ".join(word for word in words if word))
 
 
 def _print_gpu(
