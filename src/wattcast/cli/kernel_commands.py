@@ -1,13 +1,19 @@
-"""``wattcast lab kernel``: look into one kernel."""
+"""``wattcast lab kernel`` and ``lab carry-over``: look into one kernel, and judge chips of other
+designs.
+"""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
+from rich.console import Console
+
 from wattcast.cli.command_builder import PLOT, command
-from wattcast.cli.command_output import CommandOutput
+from wattcast.cli.command_output import CommandOutput, Environment
 from wattcast.cli.common_options import GPU
+from wattcast.core.errors import MissingTool
 from wattcast.core.option_declaration import Option
+from wattcast.core.strict_files import REFERENCE_VARIABLE, reference_folder
 from wattcast.options.setting_options import POINT_SETTINGS, SettingOptions
 from wattcast.options.verb_options import VerbOptions, part_of
 
@@ -42,3 +48,46 @@ def kernel(
     prediction = api.predict(graph_of_operator(operator, sizes, dtype), gpu, **options)
     view = view_numbered_kernel(prediction, 1)
     return CommandOutput.of(view, kernel_to_plain, print_kernel, draw_kernel)
+
+
+@command("lab carry-over")
+def carry_over(env: Environment) -> CommandOutput:
+    """Predict other chips from the H200 by their published architecture alone, and rank them.
+
+    Kernel tables of WATTCAST_REFERENCE judge it: products and attention, nothing fitted.
+
+    Example: WATTCAST_REFERENCE=reference wattcast lab carry-over
+    """
+    from wattcast.lab.validate.public_checks import carried_designs
+
+    folder = reference_folder(env.variables)
+    if folder is None:
+        raise MissingTool(f"no reference data: set {REFERENCE_VARIABLE} to its folder")
+    found = carried_designs.judge_carried_designs(folder, env.say)
+
+    def print_text(console: Console) -> None:
+        from wattcast.report.text_tables import print_notes, print_rows
+
+        rows = []
+        for row in found.rows():
+            least = "0.1 ms and longer" if row["least_s"] else "all"
+            percents = {
+                name: f"{row[name]:.1f} %"
+                for name in ("error_percent", "median_percent", "bias_percent")
+            }
+            rows.append({**row, **percents, "least_s": least})
+        headings = {
+            "chip": "chip",
+            "work": "kernels",
+            "least_s": "length",
+            "rows": "rows",
+            "error_percent": "mean error",
+            "median_percent": "median",
+            "bias_percent": "bias",
+        }
+        print_rows(console, rows, headings, "Carried over from the H200", ["chip", "work"])
+        if found.tau is not None:
+            console.print(f"Ranking over {len(found.pairs)} pairs: Kendall's tau {found.tau:.2f}")
+        print_notes(console, found.missing, "Not judged")
+
+    return CommandOutput(found.to_plain, print_text)

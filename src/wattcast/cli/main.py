@@ -64,6 +64,7 @@ LAB = {
     "microbench": "microbench_commands",
     "multimedia": "microbench_commands",
     "kernel": "kernel_commands",
+    "carry-over": "kernel_commands",
     "kernels": "campaign_commands",
     "counters": "campaign_commands",
     "apply": "campaign_commands",
