@@ -6,6 +6,7 @@ The files are made up in the forms that the tools' documentation shows.
 from __future__ import annotations
 
 import json
+import re
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -294,6 +295,18 @@ def test_tegrastats_of_newer_and_older_boards(tmp_path: Path) -> None:
     )
     assert older.form == "tegrastats"
     assert older.summarise()["VDD_SYS_GPU"].energy_j == pytest.approx(0.02)
+
+
+def test_tegrastats_with_three_values_a_rail(tmp_path: Path) -> None:
+    """Some logs have a third value behind now and mean; the first is the one of this moment."""
+    lines = [ORIN.format(s=27 + n // 2, mw=1000 + 500 * n) for n in range(21)]
+    three = [re.sub(r"(\d+mW/\d+mW)", r"\1/9999mW", line) for line in lines]
+    assert three[0] != lines[0]
+    plain = read_power_log(write(tmp_path, "\n".join(lines))).summarise()
+    found = read_power_log(write(tmp_path, "\n".join(three))).summarise()
+    assert set(found) == set(plain)
+    for rail, summary in plain.items():
+        assert found[rail].energy_j == pytest.approx(summary.energy_j)
 
 
 def test_dcgm_prints_its_heading_again_and_again(tmp_path: Path) -> None:

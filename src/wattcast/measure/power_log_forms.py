@@ -34,7 +34,8 @@ EXPECTED_LOG = (
 GPU_FORMS = ("DCGM", "nvidia-smi", "nvidia-smi dmon", "amd-smi", "rocm-smi")
 _LONGEST_QUOTE = 200  # characters of a log in an error
 
-_RAIL = re.compile(r"\b([A-Z]\w*) (\d+)(?:mW)?/\d+(?:mW)?(?=\s|$)")
+# now, mean, and in some logs a third value
+_RAIL = re.compile(r"\b([A-Z]\w*) (\d+)(?:mW)?/\d+(?:mW)?(?:/\d+(?:mW)?)?(?=\s|$)")
 _TEGRA_STAMP = re.compile(r"^(\d\d-\d\d-\d{4} \d\d:\d\d:\d\d)\s")
 _TEGRA_FORMAT = "%m-%d-%Y %H:%M:%S"
 _SCRAPED = re.compile(r'(DCGM_FI_\w+)\{[^}]*gpu="(\d+)"[^}]*\}\s+(\S+)')

@@ -51,6 +51,31 @@ def test_every_loop_on_every_architecture(benchmark: Benchmark, architecture: st
     check(benchmark, architecture)
 
 
+OLDER = ("fp32_fma", "conflicts_5", "dram_copy", "divergence_3", "int32_popc")
+REFUSED = ("mma_bf16", "async_copy_l2", "latency_misc_redux")
+
+
+@pytest.mark.parametrize("name", [*OLDER, *REFUSED])
+def test_turing_runs_what_its_compiler_takes(name: str) -> None:
+    """A gate at sm_80 once kept Volta and Turing out, whatever a benchmark needed."""
+    (benchmark,) = find_benchmarks([name])
+    is_supported = name in OLDER
+    assert benchmark.supported("sm_75") is is_supported
+    if is_supported:
+        assert benchmark.supported("sm_70")
+        assert len(compile_cubin(benchmark.source, "sm_75")) > 1000
+    else:
+        with pytest.raises(CudaError, match="sm_80"):
+            compile_cubin(benchmark.source, "sm_75")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("benchmark", list_benchmarks(), ids=lambda b: b.name)
+def test_what_turing_supports_compiles(benchmark: Benchmark) -> None:
+    if benchmark.supported("sm_75"):
+        assert len(compile_cubin(benchmark.source, "sm_75")) > 1000
+
+
 def test_a_loop_that_the_assembler_shortens_is_noticed() -> None:
     """Adding one number again and again is folded into shifted additions: half the instructions are
     gone.

@@ -23,6 +23,7 @@ from typing import Any
 
 from wattcast.core.errors import check_names
 from wattcast.core.measured_rows import Plain
+from wattcast.core.regular_files import read_shipped_table
 from wattcast.core.row_journals import read_lines
 from wattcast.lab.microbench import arithmetic_units, memory_units, tensor_units
 from wattcast.lab.microbench.unit_source import Benchmark, BenchUnit
@@ -41,6 +42,7 @@ def list_benchmarks() -> tuple[Benchmark, ...]:
     """List every benchmark once, most important first; names are unique."""
     benchmarks: list[Benchmark] = []
     parts: dict[str, BenchUnit] = {}
+    needed = _read_needed()
     for line in read_lines(Path(__file__).with_name("benchmarks.jsonl")):
         for n in line.pop("each", [""]):
             settings = _put_value(line, n)
@@ -58,8 +60,19 @@ def list_benchmarks() -> tuple[Benchmark, ...]:
             used += [(parts[part], steps) for part, steps in settings.pop("parts", {}).items()]
             if "ring" in settings:
                 settings["at"] = settings["ring"][0] * settings["ring"][1]  # nodes and stride
+            if settings["name"] in needed:
+                settings.setdefault("least", needed[settings["name"]])
             benchmarks.append(Benchmark(parts=tuple(used), **settings))
     return tuple(benchmarks)
+
+
+def _read_needed() -> dict[str, int]:
+    """Read the architectures that benchmarks need where the oldest does not have the instructions.
+
+    Each was compiled by NVRTC 12.9 for sm_70 and sm_75; those that it refused are in the table.
+    """
+    rows = read_shipped_table("wattcast.lab.microbench", "needed_architectures.csv")
+    return {row["benchmark"]: int(row["least"]) for row in rows}
 
 
 def find_benchmarks(names: list[str]) -> list[Benchmark]:

@@ -92,6 +92,9 @@ def fill_unit(
     return BenchUnit(name, **texts | facts)
 
 
+OLDEST = 70  # compute capability times ten of the oldest cards that are measured
+
+
 @dataclass(frozen=True)
 class Benchmark:
     """Units in proportion, a launch shape and what is to be learned from it."""
@@ -117,7 +120,7 @@ class Benchmark:
         0,
     )  # nodes and bytes from one to the next: ``b`` is a ring of addresses
     timed: bool = False  # one warp of one block, for its cycles alone: a latency
-    least: int = 80  # compute capability times ten
+    least: int = OLDEST  # compute capability times ten
     only: tuple[
         str, ...
     ] = ()  # architectures with the instruction, where not every later one has it
