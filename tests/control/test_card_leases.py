@@ -14,10 +14,15 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 from standin_node import PATIENCE_S, UNTOUCHED, Client, Node, ask, request, wait_for
+from test_daemon_faults import PlainCard
 
+from wattcast.control import card_notes
+from wattcast.control.card_daemon import CardKeeper, DaemonRequest, DaemonScope
 from wattcast.control.card_leases import CardLease, merge_leases, name_holders
 from wattcast.control.card_settings import CardSettings
 
@@ -113,15 +118,47 @@ def test_control_goes_on_after_the_daemon_was_killed(node: Node) -> None:
     daemon = node.serve()
     program = node.control()
     wait_for(lambda: node.is_set)
-    for _ in range(2):
-        os.kill(node.worker(daemon), signal.SIGKILL)
-        wait_for(lambda: not node.is_set)
-        wait_for(lambda: node.is_set)
+    os.kill(node.worker(daemon), signal.SIGKILL)
+    wait_for(lambda: node.said().count("the daemon is back") == 1)
+    os.kill(node.worker(daemon), signal.SIGKILL)
+    wait_for(lambda: node.said().count("the daemon is back") == 2)
     node.stop.touch()
     assert program.wait(PATIENCE_S) == 3, node.said()
-    assert "the daemon is back, control goes on" in node.said()
     assert "control ends" not in node.said()
     assert node.card == UNTOUCHED
+
+
+def test_control_goes_on_after_the_controller_was_stopped_for_a_while(node: Node) -> None:
+    """A process that the machine did not run for five seconds lost its card for good."""
+    node.serve()
+    program = node.control()
+    wait_for(lambda: node.is_set)
+    os.kill(program.pid, signal.SIGSTOP)
+    wait_for(lambda: not node.is_set)
+    time.sleep(5.0)
+    os.kill(program.pid, signal.SIGCONT)
+    wait_for(lambda: "the daemon is back, control goes on" in node.said())
+    node.stop.touch()
+    assert program.wait(PATIENCE_S) == 3, node.said()
+    assert "control ends" not in node.said()
+    assert node.card == UNTOUCHED
+
+
+def test_a_daemon_that_ends_tells_its_clients_to_come_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between giving cards back and ending it said "not held by you", and control ended."""
+    monkeypatch.setattr(card_notes, "FOLDER", tmp_path)
+    card: Any = PlainCard()
+    keeper = CardKeeper(lambda: card, DaemonScope(), lambda text: None)
+    uuid = keeper.uuid
+    assert keeper.ask(DaemonRequest("claim", uuid), 1, "us").ok
+    assert keeper.stop() == ""
+    for op in ("beat", "claim"):
+        reply = keeper.ask(DaemonRequest(op, uuid), 1, "us")
+        assert not reply.ok
+        assert reply.again
+        assert reply.say.endswith("the daemon ends.")
 
 
 def test_a_card_that_an_operator_restored_is_not_claimed_again(node: Node) -> None:

@@ -58,6 +58,12 @@ UNKNOWN_ADVICE = (
 _UNCONFIRMED = (
     "the driver took the clocks back; an idle card does not show it, so it is looked at again"
 )
+
+
+class LostClaim(Refused):
+    """A client no longer holds a card, and may claim it anew: it was silent, or the daemon ends."""
+
+
 Positive = Annotated[float, msgspec.Meta(gt=0, lt=1e13)]
 Uuid = Annotated[str, msgspec.Meta(max_length=96)]
 
@@ -95,6 +101,7 @@ class DaemonReply(msgspec.Struct, frozen=True):
     say: str = ""
     knob: str = ""
     allowed: Range | None = None
+    again: bool = False  # the client has lost the card, and may claim it anew
     cards: tuple[CardStatus, ...] = ()
     power_w: float | None = None  # what a card draws, as is the next an answer to "read"
     # The power limit that the card has without control, and the lowest and highest that can be set.
@@ -135,6 +142,10 @@ class CardKeeper:
         self._driver = ThreadPoolExecutor(1)
         self._tending: Future[None] | None = None
         self._leases: dict[LeaseKind, CardLease] = {}
+        self._was_restored = (
+            False  # somebody had the card given back, and nobody has claimed it since
+        )
+        self._is_ending = False
         self._trouble = ""  # why the card has not back what it had
         self._retry_s = 0.0
         self._returned_s = time.monotonic()
@@ -169,6 +180,7 @@ class CardKeeper:
 
     def stop(self) -> str:
         """Give the card back and say what went wrong, if anything."""
+        self._is_ending = True
         try:
             self._driver.submit(self._give_back, "the daemon ends").result(ANSWER_S)
         except Exception as error:  # other cards are given back whatever goes wrong with this one
@@ -219,6 +231,8 @@ class CardKeeper:
             reply = self._carry_out(request, client, who)
         except RefusedKnob as error:
             reply = DaemonReply(False, str(error), error.knob, error.allowed)
+        except LostClaim as error:
+            reply = DaemonReply(False, str(error), again=True)
         except WattcastError as error:
             reply = DaemonReply(False, str(error))
             if isinstance(error, MissingTool):
@@ -234,7 +248,10 @@ class CardKeeper:
 
     def _carry_out(self, request: DaemonRequest, client: int, who: str) -> DaemonReply:
         op = request.op
+        if self._is_ending and op != "release":
+            raise LostClaim(f"{self.card_name}: the daemon ends.")
         if op == "restore":
+            self._was_restored = True
             return self._give_back(f"{who} asked for it", request.defaults)
         if op == "read":
             return self._read_card()
@@ -245,7 +262,7 @@ class CardKeeper:
         kind = self._find_lease(client)
         if kind is None:
             why = f"{self.card_name} is not held by you: it was given back, or never claimed."
-            raise Refused(why)
+            raise Refused(why) if self._was_restored else LostClaim(why)
         if op == "release":
             return self._end_lease(kind, "")
         if op == "set":
@@ -271,6 +288,7 @@ class CardKeeper:
         if self._trouble:
             why = f"{self.card_name} has not back what it had ({self._trouble})"
             raise Refused(f"{why}. Nothing was set.")
+        self._was_restored = False
         if holder is None:
             self._leases[kind] = CardLease(client, who, time.monotonic())
         return DaemonReply(True, cards=(self.status,))

@@ -28,6 +28,7 @@ from wattcast.control.card_daemon import (
     CardStatus,
     DaemonReply,
     DaemonRequest,
+    LostClaim,
     describe_status,
 )
 from wattcast.control.card_notes import describe_leftover, list_leftovers
@@ -116,6 +117,8 @@ class DaemonLink:
             raise SilentDaemon(f"the daemon at {self._path} {why}.") from None
         if reply.ok:
             return reply
+        if reply.again:
+            raise LostClaim(reply.say)
         if reply.knob:
             raise RefusedKnob(reply.knob, reply.say, reply.allowed)
         raise Refused(reply.say)
@@ -129,8 +132,8 @@ class DaemonCard:
     """Control one card through a daemon; readings come from the driver itself, which needs no
     privilege.
 
-    When the daemon is lost, the card is claimed and set anew as soon as another one answers. A
-    daemon that answers and has given the card back on purpose is not asked again.
+    When the daemon is lost, or has not heard of us for too long, the card is claimed and set anew as
+    soon as a daemon gives it. A card that somebody had restored is not claimed again.
     """
 
     count = 1  # of cards; a job has several (``job_cards.JobCards``)
@@ -202,7 +205,7 @@ class DaemonCard:
             return
         try:
             self._ask_once(op, **values)
-        except SilentDaemon:
+        except (SilentDaemon, LostClaim):
             self._lost_s = time.monotonic()
             self.losses += 1
 

@@ -174,9 +174,10 @@ class LivePlant:
         is_adrift = self.card.is_adrift
         if is_adrift and not self._was_adrift:
             self.say("the daemon is lost; the card is set again when another one answers")
-        elif self._was_adrift and not is_adrift:
+        is_new_daemon = self.card.losses != losses
+        if not is_adrift and (self._was_adrift or is_new_daemon):
             self.say("the daemon is back, control goes on")
-        was_adrift = self._was_adrift or is_adrift or self.card.losses != losses
+        was_adrift = self._was_adrift or is_adrift or is_new_daemon
         self._was_adrift = is_adrift
         return was_adrift
 
