@@ -148,6 +148,21 @@ def test_runs_of_decode_steps_equal_single_steps() -> None:
     )
 
 
+def test_an_engine_that_waits_for_others_hands_out_its_last_tokens() -> None:
+    """An engine whose last step was computed while requests still arrived elsewhere kept the tokens
+    of that step: the last request of a replica never ended, with any router but round-robin.
+    """
+    trace = make_trace([0.0], [100], [2])
+    plan = plan_requests(trace, EngineSettings())
+    engine = EngineReplica(make_costs(), EngineSettings(), plan)
+    engine.submit((0,))
+    moment_s = 0.0
+    while engine.outstanding:
+        moment_s += 1e-4
+        engine.run_until(moment_s)
+    assert np.isfinite(engine.finish().last_token_s).all()
+
+
 def test_power_limit_slows_steady_load_and_lets_a_burst_pass() -> None:
     """At 400 W and a limit of 300 W half the clock would do; the first steps after a pause run at
     the top clock.

@@ -255,7 +255,7 @@ class EngineReplica:
 
     def finish(self) -> ReplicaRun:
         """Run until every request has ended, and return what was recorded."""
-        while self.outstanding:
+        while self.is_busy:
             self.run_until(math.inf)
         table = np.array(self._segments).reshape(-1, len(SEGMENT_COLUMNS))
         return ReplicaRun(
