@@ -4,6 +4,9 @@ when damaged.
 
 from __future__ import annotations
 
+import gzip
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -148,3 +151,36 @@ def test_request_logs_of_others_are_read(header: str, first: str, second: str) -
     assert trace.output_tokens.tolist() == [3, 5]
     assert np.diff(trace.arrival_s) == pytest.approx([1.5])
     assert trace.arrival_s[0] == pytest.approx(0.5 if first == "0.5" else 0.0)
+
+
+MOONCAKE = (
+    '{"timestamp": 3000, "input_length": 1100, "output_length": 5, "hash_ids": [0, 3, 4]}\n'
+    '{"timestamp": 1000, "input_length": 600, "output_length": 7, "hash_ids": [0, 1]}\n'
+)
+
+
+def test_a_mooncake_trace_names_the_blocks_of_its_prompts() -> None:
+    """Times are in milliseconds; blocks of 512 tokens stay with their request when sorted."""
+    trace = parse_trace(MOONCAKE.encode(), "mooncake.jsonl")
+    assert trace.arrival_s.tolist() == [1.0, 3.0]
+    assert trace.prompt_tokens.tolist() == [600, 1100]
+    assert trace.output_tokens.tolist() == [7, 5]
+    assert trace.hash_ids == ((0, 1), (0, 3, 4))
+    assert trace.hash_tokens == 512
+
+
+def test_a_mooncake_line_without_a_length_is_named() -> None:
+    text = MOONCAKE + '{"timestamp": 1, "input_length": 3}\n'
+    with pytest.raises(WattcastError, match="line 3"):
+        parse_trace(text.encode(), "mooncake.jsonl")
+
+
+@pytest.mark.parametrize("name", ["conversation", "synthetic"])
+def test_public_mooncake_traces_are_read(name: str, reference: Path) -> None:
+    """Their first halves: every prompt has a name for each 512 tokens, the last one begun too."""
+    path = reference / "traces" / f"mooncake_{name}_first_half.jsonl.gz"
+    trace = parse_trace(gzip.decompress(path.read_bytes()), "mooncake.jsonl")
+    assert len(trace) == {"conversation": 6015, "synthetic": 1996}[name]
+    assert trace.hash_ids is not None
+    named = np.array([len(ids) for ids in trace.hash_ids])
+    assert (named == -(-trace.prompt_tokens // trace.hash_tokens)).mean() > 0.99

@@ -12,7 +12,8 @@ import wattcast
 from wattcast.core.errors import BadInput, WattcastError
 from wattcast.options.serving_options import Conversations, RequestShape, Traffic
 from wattcast.serving.arrivals import draw_times, draw_trace, make_trace
-from wattcast.serving.closed_loop import ServedSessions, serve_sessions
+from wattcast.serving.closed_loop import ServedSessions, list_route_keys, serve_sessions
+from wattcast.serving.prefix_cache import SharedPath
 from wattcast.serving.request_plan import EngineSettings
 from wattcast.serving.request_sessions import draw_sessions, make_closed_loop
 
@@ -189,3 +190,15 @@ def test_times_are_drawn_with_their_mean() -> None:
     drawn_s = draw_times("lognormal:median=2s,sigma=0.5", "pause", random, 20_000)
     assert np.median(drawn_s) == pytest.approx(2.0, rel=0.03)
     assert draw_times("1.5", "pause", random, 2).tolist() == [1.5, 1.5]
+
+
+def test_a_sticky_router_looks_past_what_all_prompts_share() -> None:
+    """With the whole prompt as its key, each turn of a conversation went to an engine of its own."""
+    paths = []
+    for turn in (1, 2):
+        for talk in (1, 2, 3):
+            names = (0, talk, 10 * talk + turn)  # the system prompt, the conversation, the turn
+            trunk = tuple((("hash", name), 32) for name in names)
+            paths.append(SharedPath(trunk, len(paths)))
+    keys = list_route_keys(paths, 3)
+    assert keys == [("hash", 1), ("hash", 2), ("hash", 3)] * 2

@@ -8,6 +8,7 @@ others.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,6 +17,7 @@ import numpy as np
 from wattcast.core import BadInput
 from wattcast.serving.arrivals import Trace
 from wattcast.serving.engine_simulator import EngineReplica, ReplicaRun
+from wattcast.serving.prefix_cache import SharedPath
 from wattcast.serving.request_plan import EngineSettings, plan_requests
 from wattcast.serving.request_sessions import SentRequests, SessionRun, Sessions, list_paths
 from wattcast.serving.step_costs import StepCosts
@@ -85,6 +87,25 @@ def serve_jointly(engines: Sequence[EngineReplica], sent: SentRequests, route: R
             return
         request = sent.pop()
         route(request).submit((request,))
+
+
+def list_route_keys(paths: Sequence[SharedPath], engines: int) -> list[Hashable]:
+    """Return what a sticky router keeps together, for each request of a trace.
+
+    That is the first stretch of a prompt that no more requests share than an engine's part of all:
+    what comes before, such as a system prompt, is of every engine.
+
+    >>> words = [(("hash", 0), 32), (("hash", 1), 32)]
+    >>> list_route_keys([SharedPath(tuple(words), 0), SharedPath(tuple(words[:1]), 1)], 2)[0]
+    ('hash', 1)
+    """
+    counts = Counter(name for path in paths for name, _ in path.trunk)
+    most = len(paths) / engines
+    keys: list[Hashable] = []
+    for path in paths:
+        rare = (name for name, _ in path.trunk if counts[name] <= most)
+        keys.append(next(rare, path.trunk))
+    return keys
 
 
 def make_router(router: str, engines: Sequence[EngineReplica], keys: Sequence[Hashable]) -> Route:

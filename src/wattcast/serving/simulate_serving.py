@@ -34,7 +34,7 @@ from wattcast.predictor.prices import Prices, read_prices
 from wattcast.predictor.runnable_checks import check_power_limit
 from wattcast.serving.arrivals import Trace, draw_trace, drop_long_requests, make_trace
 from wattcast.serving.cache_layout import keeps_prefixes
-from wattcast.serving.closed_loop import make_router, serve_sessions
+from wattcast.serving.closed_loop import list_route_keys, make_router, serve_sessions
 from wattcast.serving.engine_simulator import BoundsBroken, EngineReplica, Patience, ReplicaRun
 from wattcast.serving.latency_bounds import LatencyBound, parse_both_bounds
 from wattcast.serving.request_plan import EngineSettings, RequestPlan, plan_requests
@@ -442,7 +442,7 @@ def _share_requests(
         for place, engine in enumerate(engines):
             engine.submit(range(place, len(plan.arrival_s), replicas))
     else:
-        route = make_router(router, engines, [path.trunk for path in plan.paths or ()])
+        route = make_router(router, engines, list_route_keys(plan.paths or (), replicas))
         for request, moment_s in enumerate(plan.arrival_s):
             for engine in engines:
                 engine.run_until(moment_s)

@@ -2,8 +2,10 @@
 
 Files are CSV or JSON Lines with ``arrival_s, prompt_tokens, output_tokens`` and optionally
 ``prefix_id``; the public traces of Azure (``TIMESTAMP, ContextTokens, GeneratedTokens``) and
-BurstGPT (``Timestamp, Model, Request tokens, Response tokens``) are recognised by their header. So
-are request logs of others, whose columns have one of the usual names.
+BurstGPT (``Timestamp, Model, Request tokens, Response tokens``) are recognised by their header, and
+Mooncake's JSON Lines (``timestamp`` in milliseconds, ``input_length``, ``output_length``,
+``hash_ids``: equal names of blocks of 512 tokens are equal beginnings) by their first line. So are
+request logs of others, whose columns have one of the usual names.
 """
 
 from __future__ import annotations
@@ -11,7 +13,9 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -185,18 +189,50 @@ class _TraceLine(msgspec.Struct):
     prefix_id: str | int | None = None
 
 
+class _MooncakeLine(msgspec.Struct):
+    timestamp: float  # milliseconds
+    input_length: int
+    output_length: int
+    hash_ids: tuple[int, ...] = ()
+
+
+_Line = TypeVar("_Line", _TraceLine, _MooncakeLine)
+
+
 def _read_json_lines(data: bytes, where: str) -> Trace:
-    decoder = msgspec.json.Decoder(_TraceLine)
+    filled = [line for line in enumerate(data.splitlines(), start=1) if line[1].strip()]
+    if not filled:
+        raise bad_value(where, "at least one request", "none")
+    if b'"input_length"' in filled[0][1]:
+        return _make_mooncake_trace(_decode_lines(filled, _MooncakeLine, where), where)
+    columns = zip(
+        *map(msgspec.structs.astuple, _decode_lines(filled, _TraceLine, where)), strict=True
+    )
+    arrival_s, prompts, outputs, prefixes = columns
+    return make_trace(arrival_s, prompts, outputs, _number_prefixes(prefixes), where)
+
+
+def _decode_lines(
+    filled: Sequence[tuple[int, bytes]], kind: type[_Line], where: str
+) -> list[_Line]:
+    """Decode numbered lines of JSON; an error names the line."""
+    decoder = msgspec.json.Decoder(kind)
     lines = []
-    for number, line in enumerate(data.splitlines(), start=1):
-        if not line.strip():
-            continue
+    for number, line in filled:
         try:
             lines.append(decoder.decode(line))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise BadInput(f"{where}: line {number}: {clip_text(str(error), 200)}.") from None
-    if not lines:
-        raise bad_value(where, "at least one request", "none")
-    columns = zip(*map(msgspec.structs.astuple, lines), strict=True)
-    arrival_s, prompts, outputs, prefixes = columns
-    return make_trace(arrival_s, prompts, outputs, _number_prefixes(prefixes), where)
+    return lines
+
+
+def _make_mooncake_trace(lines: Sequence[_MooncakeLine], where: str) -> Trace:
+    """Return requests with the names of their prompts' blocks, which say what prompts share."""
+    in_order = sorted(lines, key=lambda line: line.timestamp)
+    trace = make_trace(
+        [1e-3 * line.timestamp for line in in_order],
+        [line.input_length for line in in_order],
+        [line.output_length for line in in_order],
+        name=where,
+    )
+    return replace(trace, hash_ids=tuple(line.hash_ids for line in in_order))
