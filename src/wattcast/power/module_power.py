@@ -207,15 +207,33 @@ class ModulePower(PowerModel):
         rail_j = self._event_rail_j(events)
         if self.design is None and counts.ndim == 1:
             core_j, other_j = rail_j.sum(axis=-1)
-            fixed_j = [float(core_j[:-1] @ counts), float(other_j[:-1] @ counts)]
-            return fixed_j, [float(core_j[-1]), float(other_j[-1])]
-        factors = self._design_factors(self.design or DesignEnergies())
-        fixed_sums = []
-        last_sums = []
-        for event_j, factor in zip(rail_j, factors, strict=True):
-            fixed_sums.append(((counts @ event_j[:-1]) * factor).sum(axis=-1))
-            last_sums.append((event_j[-1] * factor).sum(axis=-1))
+            plain_j = [float(core_j[:-1] @ counts), float(other_j[:-1] @ counts)]
+            return plain_j, [float(core_j[-1]), float(other_j[-1])]
+        design = self.design or DesignEnergies()
+        fixed_sums: list[Sweepable] = []
+        last_sums: list[Sweepable] = []
+        for event_j, factors in zip(rail_j, (design.core, design.other), strict=True):
+            fixed_j, last_j = self._sum_modules(counts, event_j, factors)
+            fixed_sums.append(fixed_j)
+            last_sums.append(last_j)
         return fixed_sums, last_sums
+
+    def _sum_modules(
+        self, counts: Array, event_j: Array, factors: Mapping[str, Sweepable]
+    ) -> tuple[Sweepable, Sweepable]:
+        """Return the joules of fixed counts and of the last event on one rail, ``(*sweep,)``.
+
+        Modules that no design changes are summed at once: a sweep has a million points.
+        """
+        is_plain = np.array([module not in factors for module in self.modules])
+        plain_j = event_j[:, is_plain].sum(axis=1)
+        fixed_j: Sweepable = counts @ plain_j[:-1]
+        last_j: Sweepable = plain_j[-1]
+        for place in np.flatnonzero(~is_plain).tolist():
+            factor = sweep_values(factors[self.modules[place]])
+            fixed_j = fixed_j + factor * (counts @ event_j[:-1, place])
+            last_j = last_j + factor * event_j[-1, place]
+        return fixed_j, last_j
 
     def _event_rail_j(self, names: tuple[str, ...]) -> npt.NDArray[np.float64]:
         """Return the joules of one event of each name in each module, ``(2, event, module)``.
