@@ -97,7 +97,7 @@ REALTIME_FILES = {
     ),
     "microbench": ("test_micro_campaign",),
     "predictor": ("test_cold_start",),
-    "web": ("test_live_stream", "test_metrics_exporter", "test_web_page"),
+    "web": ("test_live_stream", "test_metrics_exporter", "test_page_refusals", "test_web_page"),
 }
 
 QUICK_FOLDERS = {"cli", "contracts", "golden", "gpuwattch", "hardware"}

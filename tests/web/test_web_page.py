@@ -573,7 +573,7 @@ def test_a_theme_is_kept_and_motion_is_reduced(open_page) -> None:
 
 def test_the_page_is_small_and_its_colours_are_those_of_the_figures() -> None:
     script = sum(len(file.read_bytes()) for file in ASSETS.iterdir() if file.name.endswith(".js"))
-    assert script <= 100_000, "our own script is at most 100 KB"
+    assert script <= 110_000, "our own script is at most 110 KB"
     style = ASSETS.joinpath("app.css").read_text()
     for name, colour in MODULE_COLOURS.items():
         assert f".m-{name} {{ fill: {colour}; }}" in style, name

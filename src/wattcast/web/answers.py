@@ -371,6 +371,17 @@ _NOT_SENT = {
 }
 
 
+# Fields whose default stands in the library: null over HTTP
+_LEFT_OUT = (
+    "pools",
+    "concurrency",
+    "shared_prefix",
+    "prefix_hit_rate",
+    "speculative_tokens",
+    "acceptance_rate",
+)
+
+
 def _library_keywords(asked: request_schema.Workload) -> dict[str, Any]:
     """Return the fields of a question as the library takes them: ``clock_hz`` is ``clock``, and
     numbers are SI.
@@ -380,6 +391,8 @@ def _library_keywords(asked: request_schema.Workload) -> dict[str, Any]:
         for name, value in msgspec.structs.asdict(asked).items()
         if name not in _NOT_SENT
     }
+    left_out = [name for name in _LEFT_OUT if given.get(name) is None]
+    given = {name: value for name, value in given.items() if name not in left_out}
     return {_UNIT.sub("", name): value for name, value in given.items()} | dict(asked.prices())
 
 

@@ -200,6 +200,7 @@ POST_ROUTES: dict[str, tuple[type | str, str]] = {  # kind of request -> what it
     "report": ("text/html", "A self-contained report"),
 }
 GET_ANSWERS: tuple[type, ...] = (answers.CatalogueOut, answers.GpuDetailOut, FeedInfo)
+TABS = ("predict", "compare", "plan", "simulate", "train", "live", "gpus")  # of the page
 ATTACHMENTS = {"csv": "wattcast.csv", "report": "wattcast-report.html"}
 _REFUSED = {
     400: "The body ended early",
@@ -297,6 +298,9 @@ def _add_pages(app: FastAPI) -> None:
                 packed[name], headers=fresh | {"content-encoding": "gzip"}, media_type=kind
             )
         return Response(held[name], headers=fresh, media_type=kind)
+
+    for tab in TABS:  # links that one can read, such as /plan?model=llama3-8b&gpu=h200
+        app.add_api_route(f"/{tab}", asset, methods=["GET"], include_in_schema=False)
 
 
 def _add_questions(app: FastAPI, pool: worker_pool.WorkerPool) -> None:

@@ -147,6 +147,7 @@ class ServingQuestion(Workload, kw_only=True):
     dtype: NumberFormat = str(Dtype.BF16)
     weights: Annotated[str, _one_of(model_options.WEIGHT_ONLY)] | None = None
     kv_dtype: Annotated[str, _one_of(model_options.KV_DTYPES)] | None = None
+    sampling: Annotated[str, _one_of(model_options.TokenSampling)] | None = None
 
 
 class PlanRequest(ServingQuestion, kw_only=True):
@@ -160,6 +161,7 @@ class PlanRequest(ServingQuestion, kw_only=True):
     minimise: Annotated[str, _one_of(PlanAim)] = str(PlanAim.GPUS)
     headroom: Annotated[float, Meta(ge=0, le=2)] = 0.1
     site_power_w: Annotated[float, Meta(gt=0, le=1e9)] | None = None
+    pools: Annotated[str, Meta(max_length=40, pattern=r"^\d+:\d+(,\d+:\d+)*$")] | None = None
 
 
 class SimulationRequest(ServingQuestion, kw_only=True):
@@ -173,6 +175,11 @@ class SimulationRequest(ServingQuestion, kw_only=True):
     trace: str | None = None
     replicas: Annotated[int, Meta(ge=1, le=16)] = 1
     tp: Annotated[int, Meta(ge=1, le=64)] = 1
+    concurrency: Annotated[int, Meta(ge=1, le=4096)] | None = None
+    shared_prefix: Annotated[int, Meta(ge=0, le=1_000_000)] | None = None
+    prefix_hit_rate: Annotated[float, Meta(ge=0, le=1)] | None = None
+    speculative_tokens: Annotated[int, Meta(ge=0, le=16)] | None = None
+    acceptance_rate: Annotated[float, Meta(ge=0, le=1)] | None = None
     clock_hz: Hertz | None = None
     power_limit_w: Watts | None = None
 

@@ -4,8 +4,42 @@ import { element, $ } from "/assets/format.js";
 const MOST_KEPT = 60;
 const kept = new Map();
 
+// ---- what runs: after a second the page says so, with the time and a way to stop it
+
+const SHOWN_AFTER_MS = 1000;
+const WORK = { predict: "Writing", view: "Predicting", room: "Measuring the memory", compare: "Comparing", plan: "Planning", simulate: "Simulating", train: "Searching strategies", csv: "Writing", figure: "Drawing", report: "Writing the report" };
+const running = new Map(); // AbortController -> { name, since }
+let ticking = 0;
+
+function showWork() {
+  const now = performance.now(), long = [...running.values()].filter((w) => now - w.since > SHOWN_AFTER_MS);
+  $("working").hidden = !long.length;
+  if (long.length) {
+    const names = [...new Set(long.map((w) => w.name))], since = Math.min(...long.map((w) => w.since));
+    $("working-said").textContent = `${names.join(", ")}: ${Math.floor((now - since) / 1000)} s`;
+  }
+  if (!running.size) { clearInterval(ticking); ticking = 0; }
+}
+
+export const STOPPED = "Stopped. Change something, or ask again.";
+export function stopAll() { for (const controller of running.keys()) controller.abort(); }
+
 export async function post(path, body) {
-  const answer = await fetch(path, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
+  const controller = new AbortController();
+  running.set(controller, { name: WORK[path.split("/").pop()] || "Working", since: performance.now() });
+  ticking ||= setInterval(showWork, 250);
+  try {
+    return await ask(path, body, controller.signal);
+  } catch (error) {
+    throw error.name === "AbortError" ? new Error(STOPPED) : error;
+  } finally {
+    running.delete(controller);
+    showWork();
+  }
+}
+
+async function ask(path, body, signal) {
+  const answer = await fetch(path, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body), signal });
   if (answer.ok) return answer;
   let text = `the server answered ${answer.status}.`;
   try { text = (await answer.json()).error || text; } catch { /* not JSON: keep the plain sentence */ }
@@ -50,7 +84,7 @@ export class Slot {
     if (this.again) { this.again = false; this.refresh(); return; }
     const now = this.ask();
     if (!asked || !now || JSON.stringify(now) !== JSON.stringify(asked)) { if (now) this.refresh(); return; }
-    this.busy(false);
+    this.busy(Boolean(error)); // under a refused question an old answer stays dimmed
     this.done(found, error);
   }
 }
@@ -87,5 +121,50 @@ export function complain(place, text) {
   const shown = [...new Set(complaints.values())];
   const now = [...$("errors").children].map((p) => p.textContent);
   if (JSON.stringify(shown) !== JSON.stringify(now)) $("errors").replaceChildren(...shown.map((line) => element("p", {}, line)));
+  if (text) pointAt(place, text); else clearField(place);
 }
-export const clearComplaints = () => { complaints.clear(); $("errors").replaceChildren(); };
+export const clearComplaints = () => {
+  for (const place of complaints.keys()) clearField(place);
+  complaints.clear();
+  $("errors").replaceChildren();
+};
+
+// ---- the field that a refusal is about
+
+const NAMES = { prompt: "seq", output: "tokens", positions: "seq", "power limit": "power_limit_w", clock: "clock_hz", rate: "rate_per_s", ttft: "ttft_s", tpot: "tpot_s", precision: "precision", memory: "gpu", headroom: "headroom", "site power": "site_power_w" };
+const marked = new Map(); // place of a complaint -> the field
+
+function findField(text) {
+  for (const [, word] of text.matchAll(/(?:^|[:.] |- `\$\.|\$\.)([A-Za-z_ ]+?)`?(?:: | of )/g)) {
+    const name = word.trim().toLowerCase(), key = NAMES[name] || NAMES[name.replaceAll("_", " ")] || name.replaceAll(" ", "_");
+    for (const end of ["", "_hz", "_w", "_s", "_per_s", "_c"]) {
+      const found = [...document.querySelectorAll("[data-bind]")].find((c) => c.dataset.bind.endsWith(`.${key}${end}`) && !c.closest("[hidden]"));
+      if (found) return found;
+    }
+    if (["model", "gpu"].includes(key) && $(key)) return $(key);
+  }
+  return null;
+}
+
+export function markField(place, field, text) {
+  clearField(place);
+  if (!field) return;
+  const note = element("span", { class: "problem", id: `problem-${place}` }, text);
+  const folded = field.closest("details");
+  if (folded) folded.open = true;
+  field.setAttribute("aria-invalid", "true");
+  field.setAttribute("aria-describedby", note.id);
+  (field.closest("label") || field.parentElement).append(note);
+  marked.set(place, { field, note });
+}
+
+function pointAt(place, text) { markField(place, findField(text), text); }
+
+export function clearField(place) {
+  const mark = marked.get(place);
+  if (!mark) return;
+  mark.note.remove();
+  mark.field.removeAttribute("aria-invalid");
+  mark.field.removeAttribute("aria-describedby");
+  marked.delete(place);
+}

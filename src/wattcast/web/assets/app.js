@@ -1,10 +1,10 @@
 // The page: questions -> state -> requests -> answers. Everything foreign becomes text, never markup.
-import { clearComplaints, complain, post, tell } from "/assets/answer.js";
+import { clearComplaints, clearField, complain, markField, post, stopAll, tell } from "/assets/answer.js";
 import { $, element, number, show } from "/assets/format.js";
 import { Live } from "/assets/live.js";
 import { Picker } from "/assets/picker.js";
 import { currentView, drawCompare, drawPredict, drawWhy, onChange, predictSlot, refreshCompare } from "/assets/predict.js";
-import { BY_KIND, DEFAULTS, MOST, PHASES, PRESETS, TABS, canUndo, commit, config, fromLink, isList, replaceState, state, toLink, undo, viewRequest } from "/assets/state.js";
+import { BY_KIND, DEFAULTS, MOST, MOST_KINDS, PHASES, PRESETS, TABS, canUndo, commit, config, fromAddress, fromLink, isList, replaceState, state, toAddress, toLink, undo, viewRequest } from "/assets/state.js";
 import { drawGpus, drawPlan, drawSimulate, drawTrain, onUsePlan, planWasAsked, runPlan, simulateSlot, takeTrace, trainSlot } from "/assets/verbs.js";
 
 const MOST_FILE = 1_900_000;
@@ -14,13 +14,31 @@ const gpuOf = (name) => catalogue.gpus.find((gpu) => gpu.name === name);
 const modelOf = (name) => catalogue.models.find((model) => model.name === name);
 const kindOf = (c) => (isList(c) ? "list" : c.file ? "language" : modelOf(c.model)?.kind || "language");
 
-// ---- after every change: link, controls, answers ---------------------------------------------------------------------
+// ---- after every change: link, controls, answers
 
 function changed() {
-  history.replaceState(null, "", `#${toLink().hash}`);
+  showAddress();
   $("undo").disabled = !canUndo();
   fill();
   refresh();
+}
+
+const pathOf = (name) => (name === "predict" ? "/" : `/${name}`);
+function showAddress() { history.replaceState(null, "", toAddress() || `${pathOf(state.tab)}#${toLink().hash}`); }
+
+// A value that its field refuses is never asked about: the field says why, and what stands below is dimmed.
+const refusedFields = new Set();
+function checkControl(control) {
+  const place = `field ${control.dataset.bind}`, shown = !control.closest("[hidden]");
+  if (!shown || control.checkValidity()) { refusedFields.delete(place); clearField(place); }
+  else { refusedFields.add(place); markField(place, control, explain(control)); }
+  $("results").classList.toggle("refused", refusedFields.size > 0);
+  return !refusedFields.has(place);
+}
+function explain(control) {
+  const { min, max, step } = control, whole = step === "1" ? "a whole number" : "a number";
+  if (control.type !== "number") return `Expected ${control.title || "another value"}.`;
+  return `Expected ${whole}${min !== "" && max !== "" ? ` from ${number(Number(min), 9)} to ${number(Number(max), 9)}` : ""}.`;
 }
 
 function refresh() {
@@ -38,7 +56,7 @@ function redraw() {
   ({ predict: drawPredict, compare: drawCompare, plan: drawPlan, simulate: drawSimulate, train: drawTrain, live: () => live.draw(), gpus: () => {} })[state.tab]();
 }
 
-// ---- tabs ----------------------------------------------------------------------------------------------------------------
+// ---- tabs
 
 function showTab() {
   if (state.tab === "live" && $("tab-live").hidden) state.tab = "predict";
@@ -72,7 +90,7 @@ function buildTabs() {
   });
 }
 
-// ---- controls ------------------------------------------------------------------------------------------------------------
+// ---- controls
 
 const params = (n) => show(n, "").replace(" ", "");
 const modelFacts = (m) => [`${params(m.parameters)} parameters`, `${show(2 * m.parameters, "byte")} in bf16`, m.context ? `${number(m.context, 6)} tokens` : null].filter(Boolean).join(" \u00b7 ");
@@ -131,9 +149,9 @@ let pickers = {};
 
 function buildAsk() {
   pickers = {
-    model: new Picker($("model"), modelOptions, chooseModel), gpu: new Picker($("gpu"), gpuOptions, chooseGpu),
+    model: new Picker($("model"), modelOptions, chooseModel, (typed) => typed.includes("/") && (chooseModel(typed), true)), gpu: new Picker($("gpu"), gpuOptions, chooseGpu),
     plan: new Picker($("plan-gpu"), () => gpuOptions().filter((o) => !state.plan.gpus.includes(o.value)), (name) => {
-      if (state.plan.gpus.length >= MOST) { complain("plan", `At most ${MOST} kinds of GPU: remove one first.`); return; }
+      if (state.plan.gpus.length >= MOST_KINDS) { complain("plan", `At most ${MOST_KINDS} kinds of GPU: remove one first.`); return; }
       commit("plan gpus", () => { state.plan.gpus = [...state.plan.gpus, name]; });
       complain("plan", null);
       changed();
@@ -143,10 +161,10 @@ function buildAsk() {
   for (const control of document.querySelectorAll("[data-bind]")) {
     const path = control.dataset.bind, by = Number(control.dataset.by || 1);
     control.addEventListener(control.tagName === "SELECT" ? "change" : "input", () => {
-      if (control.tagName !== "SELECT" && !control.reportValidity()) return;
+      if (control.tagName !== "SELECT" && !checkControl(control)) return;
       commit(path, () => {
         const [into, key] = target(path);
-        into[key] = control.value === "" ? null : control.tagName === "SELECT" ? control.value : Number((Number(control.value) * by).toPrecision(12));
+        into[key] = control.value === "" ? null : control.tagName === "SELECT" || control.type === "text" ? control.value : Number((Number(control.value) * by).toPrecision(12));
         if (into[key] === null && ["batch", "tp", "dtype"].includes(key)) into[key] = DEFAULTS[key];
         if (key === "phase" && into.phase === "train" && into.stack === "engine") into.stack = "compiled"; // an engine only serves
         if (key === "phase" && into.phase === "generate") into.tokens ??= BY_KIND.language.tokens;
@@ -170,7 +188,7 @@ function fill() {
   pickers.plan?.show("");
   $("plan-gpu").placeholder = "Add a kind of GPU";
   $("model-facts").textContent = c.lost ? `This link could not carry ${c.lost}: drop it again.` : c.file ? "your own file" : model ? modelFacts(model) : "\u00a0";
-  $("gpu-facts").textContent = state.tab === "plan" ? "Up to four kinds; the best of each is found." : gpu ? gpuFacts(gpu) : "\u00a0";
+  $("gpu-facts").textContent = state.tab === "plan" ? "Up to eight kinds; the best of each is found." : gpu ? gpuFacts(gpu) : "\u00a0";
   for (const one of document.querySelectorAll("[data-tabs]")) one.hidden = !one.dataset.tabs.split(" ").includes(state.tab);
   const serving = ["plan", "simulate"].includes(state.tab);
   const hide = (selector, when) => { for (const one of document.querySelectorAll(selector)) if (when) one.hidden = true; };
@@ -184,8 +202,9 @@ function fill() {
   for (const control of document.querySelectorAll("[data-bind]")) {
     if (document.activeElement === control && control.tagName !== "SELECT") continue;
     const [from, key] = target(control.dataset.bind), value = from[key] ?? (from === c ? DEFAULTS[key] : null);
-    control.value = value === null || value === undefined ? "" : control.tagName === "SELECT" ? value : Number((value / Number(control.dataset.by || 1)).toPrecision(9));
+    control.value = value === null || value === undefined ? "" : control.tagName === "SELECT" || control.type === "text" ? value : Number((value / Number(control.dataset.by || 1)).toPrecision(9));
   }
+  for (const control of document.querySelectorAll("input[data-bind]")) checkControl(control);
   for (const option of document.querySelectorAll("[data-bind='config.phase'] option")) option.disabled = option.value !== "" && !PHASES[kind].includes(option.value);
   for (const button of document.querySelectorAll("[data-preset]")) button.setAttribute("aria-pressed", String(presetNow() === button.dataset.preset));
   $("plan-gpus").replaceChildren(...state.plan.gpus.map((name) => element("button", { type: "button", "aria-label": `Remove ${name}`, onclick: () => { commit("plan gpus", () => { state.plan.gpus = state.plan.gpus.filter((g) => g !== name); }); changed(); $("plan-gpu").focus(); } }, `${name} \u00d7`)));
@@ -217,7 +236,7 @@ function fillSliders(c, gpu) {
   span("limit", gpu.min_limit_w, gpu.max_limit_w, 1, c.power_limit_w, "W", gpu.limit_w);
 }
 
-// ---- files in, files out ---------------------------------------------------------------------------------------------------
+// ---- files in, files out
 
 async function takeFile(file) {
   if (!file) return;
@@ -264,14 +283,14 @@ function buildFiles() {
   $("get-report").addEventListener("click", () => { tell("writing the report"); save("/api/report", all(), "wattcast-report.html"); });
   $("get-figure").addEventListener("click", () => { const figure = $("figure-name").value, format = $("figure-format").value; save("/api/figure", { ...all(), figure, format }, `wattcast-${figure}.${format}`); });
   $("share").addEventListener("click", async () => {
-    const { hash, left } = toLink();
-    history.replaceState(null, "", `#${hash}`);
+    const { left } = toLink();
+    showAddress();
     const note = left || state.sim.trace ? " A file was too large for it." : "";
     try { await navigator.clipboard.writeText(location.href); tell(`The link is copied.${note}`); } catch { tell(`Copy it from here: ${location.href}${note}`); }
   });
 }
 
-// ---- the rest ------------------------------------------------------------------------------------------------------------
+// ---- the rest
 
 function back() {
   if (!undo()) return;
@@ -291,6 +310,7 @@ function buildRest() {
   $("to-compare").addEventListener("click", () => { if (state.configs.length < 2) addConfiguration(); else openTab("compare"); });
   $("to-plan").addEventListener("click", () => openTab("plan"));
   $("plan-go").addEventListener("click", runPlan);
+  $("stop").addEventListener("click", stopAll);
   $("plan-axis").addEventListener("change", () => drawPlan());
   $("why-what").addEventListener("change", drawWhy);
   for (const id of ["gpu-find", "gpu-use"]) $(id).addEventListener("input", () => drawGpus(catalogue.gpus));
@@ -327,7 +347,7 @@ function addConfiguration() {
 }
 
 async function start() {
-  const linked = fromLink(location.hash.slice(1)), wanted = linked?.tab === "live";
+  const linked = fromLink(location.hash.slice(1)) || fromAddress(location.pathname, location.search), wanted = linked?.tab === "live";
   if (linked) replaceState(linked);
   buildTabs();
   buildRest();

@@ -3,7 +3,9 @@ import { element } from "/assets/format.js";
 
 export class Picker {
   // ``input`` stands in the page with its label; ``list()`` gives [{value, text, group, facts}], ``onPick`` is told the value.
-  constructor(input, list, onPick) {
+  // ``onTyped`` takes a name that is not in the list, such as a Hugging Face id, and says whether it may be one.
+  constructor(input, list, onPick, onTyped = () => false) {
+    this.onTyped = onTyped;
     this.input = input;
     this.list = list;
     this.onPick = onPick;
@@ -72,6 +74,6 @@ export class Picker {
       if (this.box.hidden) this.open("");
       else this.mark((this.at + (event.key === "ArrowDown" ? 1 : -1) + this.shown.length) % (this.shown.length || 1));
     }
-    if (event.key === "Enter") { event.preventDefault(); if (!this.box.hidden) this.pick(Math.max(this.at, 0)); }
+    if (event.key === "Enter") { event.preventDefault(); if (this.box.hidden) return; if (this.shown.length) this.pick(Math.max(this.at, 0)); else if (this.onTyped(this.input.value.trim())) this.close(); }
   }
 }

@@ -26,6 +26,7 @@ export const predictSlot = new Slot(
   () => ["/api/view", viewRequest(config())],
   (found, error) => {
     complain("view", error);
+    $("p-predict").classList.toggle("refused", Boolean(error));
     if (!found) return;
     view.now = found;
     view.room = null;
@@ -122,15 +123,16 @@ function drawRoof(v) {
   numbers($("roof-numbers"), ["Operators", "FLOP/B", "Speed", "Energy"], marks.map((m) => [m.name, number(m.x), show(m.y, "FLOP/s"), percent(m.share, 1)]), "Operators under the roof");
 }
 
-// ---- compare --------------------------------------------------------------------------------------------------------
+// ---- compare
 
 const cards = [];
 let why = null;
 
 function slotOf(index) {
   cards[index] ||= { view: null, slot: new Slot(() => (state.configs[index] && state.tab === "compare" ? ["/api/view", viewRequest(state.configs[index])] : null), (found, error) => {
-    complain(`compare${index}`, error && `${index + 1}: ${error}`);
+    complain(`compare${index}`, error && `${"ABCD"[index]}: ${error}`);
     cards[index].view = found;
+    cards[index].error = error;
     drawCompare();
   }) };
   return cards[index];
@@ -171,7 +173,7 @@ export function drawCompare() {
     const pick = (name, act, on) => element("button", { type: "button", "aria-pressed": on, "aria-label": `${name} ${letter}`, onclick: act }, name);
     const card = element("article", { class: `k${index}${index === state.selected ? " on" : ""}`, "data-index": index, "aria-label": `Configuration ${letter}` },
       element("h2", {}, `${letter}: ${c.file ? c.file.name : c.model} on ${(c.tp || 1) > 1 ? `${c.tp} \u00d7 ` : ""}${c.gpu}`),
-      element("p", { class: "dim" }, v ? v.prediction.name : "predicting"));
+      element("p", { class: "dim" }, v ? v.prediction.name : cards[index]?.error || "predicting"));
     if (v) {
       card.append(element("dl", {}, METRICS.flatMap(([name, of, text], m) => {
         const x = of(v, counts[index]);
@@ -187,7 +189,11 @@ export function drawCompare() {
   $("add").disabled = state.configs.length >= 4;
   $("compare-charts").hidden = state.configs.length < 2;
   if (state.configs.length < 2) { $("compare-words").replaceChildren(element("p", {}, "Add a second configuration, then change its model, GPU or amount above.")); return; }
-  if (views.some((v) => !v)) return;
+  if (views.some((v) => !v)) { // nothing that was said of other configurations stays
+    for (const id of ["compare-words", "compare-bars", "why"]) $(id).replaceChildren();
+    $("why-said").textContent = "";
+    return;
+  }
   $("compare-words").replaceChildren(...views.slice(1).map((v, i) => element("p", {}, words(views[0], v, counts[0], counts[i + 1], "ABCD"[i + 1], why?.against_first[i]))));
   $("compare-bars").replaceChildren(...METRICS.map(([name, of, text]) => {
     const values = views.map((v, i) => of(v, counts[i]));

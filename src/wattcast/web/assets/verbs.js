@@ -1,5 +1,5 @@
 // Plan, Simulate, Train and GPUs: each asks its verb of the server and draws what comes back.
-import { Slot, complain, fetchAnswer, notes, tell, tiles } from "/assets/answer.js";
+import { STOPPED, Slot, complain, fetchAnswer, notes, tell, tiles } from "/assets/answer.js";
 import { choices, legend, lines, shareBar, tradeCurve } from "/assets/charts.js";
 import { $, element, money, number, numbers, percent, show, showJoules, table } from "/assets/format.js";
 import { commit, config, planRequest, simulateRequest, state, trainRequest } from "/assets/state.js";
@@ -8,7 +8,7 @@ const joules = (x) => { const [value, unit] = showJoules(x).split(" "); return {
 const split = (text) => { const at = text.indexOf(" "); return at < 0 ? { value: text } : { value: text.slice(0, at), of: text.slice(at + 1) }; };
 const cost = (x, per) => (x === null || x === undefined ? { value: "?", of: "name a price" } : { value: money(x), of: per });
 
-// ---- plan: one question for each kind of GPU, so that answers come one by one and none takes long ---------------------
+// ---- plan: one question for each kind of GPU, so that answers come one by one and none takes long
 
 const plan = { asked: "", results: [], rows: [], chosen: 0, running: false };
 
@@ -31,6 +31,7 @@ export async function runPlan() {
     }));
     if (plan.asked !== key) return;
     if (!plan.results.length) { complain("plan", failed.join(" ")); break; }
+    if (failed.some((text) => text.includes(STOPPED))) break;
   }
   plan.running = false;
   plan.failed = failed;
@@ -54,7 +55,7 @@ export function drawPlan() {
     : !same && plan.rows.length ? "The question has changed since." : plan.rows.length ? `${plan.rows.length} plans were simulated.` : "\u00a0";
   $("p-plan").classList.toggle("stale", !same && plan.rows.length > 0);
   if (!plan.rows.length) {
-    tiles($("plan-answer"), ["GPUs", "Energy", "Power in all", "Cost", "First token", "What binds"].map((name) => ({ name, value: plan.running ? "\u2026" : "?", of: "" })));
+    tiles($("plan-answer"), ["GPUs", "Energy", "Power in all", "Cost", "First token", "The limit"].map((name) => ({ name, value: plan.running ? "\u2026" : "?", of: "" })));
     return;
   }
   const row = plan.rows[plan.chosen], best = plan.chosen === 0 ? "The plan" : `Plan ${plan.chosen + 1}`, p = state.plan.percentile;
@@ -65,7 +66,7 @@ export function drawPlan() {
     { name: "Power in all", ...split(show(row.power_w, "W")), note: `${number(row.output_tokens_per_s)} tokens/s` },
     { name: "Cost", ...cost(row.cost_per_million_tokens, "per M tokens"), note: `at $${state.money.price_per_h ?? 0} per GPU hour` },
     { name: `First token, ${ends}`, ...split(show(row.ttft_s[ends], "s")), note: `then one every ${show(row.tpot_s[ends], "s")}` },
-    { name: "What binds", value: row.binds.split(/[ :]/)[0].replace(/^nothing$/, "Nothing"), of: row.binds.replace(/^\S+\s*/, ""), note: `${percent(row.load_share)} of what ${row.replicas > 1 ? "they carry" : "it carries"}` },
+    { name: "The limit", value: row.binds.split(/[ :]/)[0].replace(/^nothing$/, "Nothing"), of: row.binds.replace(/^\S+\s*/, ""), note: `running at ${percent(row.load_share)} of capacity` },
   ]);
   const axis = $("plan-axis").value, rows = plan.rows.filter((r) => r[axis] !== null);
   const kinds = state.plan.gpus;
@@ -81,7 +82,7 @@ export function drawPlan() {
       label: `${points.length} plans by GPUs; the dashed line joins those that none beats`, onPick: (i) => { plan.chosen = plan.rows.indexOf(rows[i]); drawPlan(); },
     });
   } else $("plan-chart").replaceChildren(element("p", { class: "dim" }, "No price is known: name one above."));
-  numbers($("plan-numbers"), ["Plan", "GPUs", "Limit", "TTFT p99", "TPOT p99", "J/token", "Power", "Binds"], plan.rows.map((r) => [`${r.gpu}, ${r.layout}`, String(r.gpus), show(r.power_limit_w, "W"), show(r.ttft_s.p99, "s"), show(r.tpot_s.p99, "s"), number(r.energy_j_per_token), show(r.power_w, "W"), r.binds]), "All plans, best first");
+  numbers($("plan-numbers"), ["Plan", "GPUs", "Limit", "TTFT p99", "TPOT p99", "J/token", "Power", "Limited by"], plan.rows.map((r) => [`${r.gpu}, ${r.layout}`, String(r.gpus), show(r.power_limit_w, "W"), show(r.ttft_s.p99, "s"), show(r.tpot_s.p99, "s"), number(r.energy_j_per_token), show(r.power_w, "W"), r.binds]), "All plans, best first");
   $("plan-title").textContent = best;
   $("plan-detail").replaceChildren(element("p", {}, sentence(row)), row.risk ? element("p", { class: "dim" }, `Careful: ${row.risk}.`) : "",
     row.gpus > row.replicas * row.tp || row.ep > 1 ? "" : element("p", {}, element("button", { type: "button", onclick: () => { commit("use", () => { Object.assign(config(), { gpu: row.gpu, tp: row.tp, power_limit_w: row.power_limit_w, clock_hz: null }); state.sim.replicas = Math.min(row.replicas, 16); state.sim.rate_per_s = state.plan.rate_per_s; state.tab = "simulate"; }); use(); } }, "Simulate this plan")));
@@ -97,11 +98,12 @@ function sentence(r) {
   return `${needs} serve${r.gpus > 1 ? "" : "s"} ${number(state.plan.rate_per_s)} requests a second at ${percent(r.load_share)} of the capacity, ${binds}.`;
 }
 
-// ---- simulate -----------------------------------------------------------------------------------------------------------
+// ---- simulate
 
 let simulated = null;
 export const simulateSlot = new Slot(() => ["/api/simulate", simulateRequest(config())], (found, error) => {
   complain("simulate", error);
+  $("p-simulate").classList.toggle("refused", Boolean(error));
   if (found) { simulated = found; drawSimulate(); }
 }, (busy) => $("p-simulate").classList.toggle("stale", busy), 350);
 
@@ -140,11 +142,12 @@ export async function takeTrace(file) {
   return true;
 }
 
-// ---- train --------------------------------------------------------------------------------------------------------------
+// ---- train
 
 let trained = null;
 export const trainSlot = new Slot(() => ["/api/train", trainRequest(config())], (found, error) => {
   complain("train", error);
+  $("p-train").classList.toggle("refused", Boolean(error));
   if (found) { trained = found; drawTrain(); }
 }, (busy) => $("p-train").classList.toggle("stale", busy), 350);
 
@@ -180,7 +183,7 @@ export function drawTrain() {
   notes($("train-notes"), r.assumptions);
 }
 
-// ---- GPUs ---------------------------------------------------------------------------------------------------------------
+// ---- GPUs
 
 const COLUMNS = [
   ["name", "GPU", (g) => g.name], ["architecture", "Kind", (g) => g.architecture], ["memory_byte", "Memory", (g) => `${show(g.memory_byte, "byte")} ${g.memory_kind}`],
