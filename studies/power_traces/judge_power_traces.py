@@ -1,0 +1,234 @@
+"""Compare power over time as `simulate` and `train` predict it with what an H200 drew.
+
+Run: ``PYTHONPATH=src python studies/power_traces/judge_power_traces.py``. The runs of
+``h200_runs.jsonl`` were measured with vLLM 0.25.1 by ``wattcast measure engine`` (parts ``users`` and
+``talk``) and by ``measure_training_trace.py``; no model among them was fitted, and nothing was
+changed in view of them before they were judged once.
+
+What is told: the models, the users and the lengths of their requests, the engine's cache, and how
+long a checkpoint took. What is predicted: requests, latencies, tokens, watts, and the series.
+
+The energy counter of a card steps every 100 ms. Both series are brought to 250 ms and to a second
+by their sums."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import wattcast
+from wattcast.core.arrays import Array
+from wattcast.core.row_journals import read_lines
+from wattcast.lab.fit.engine_fit import load_measured_model
+from wattcast.timeseries.engine_power import split_engine_power, trace_serving
+from wattcast.timeseries.job_power import trace_training
+from wattcast.timeseries.power_curve import PowerCurve
+
+RUNS = Path(__file__).with_name("h200_runs.jsonl")
+SHORT_S = 0.25
+LONG_S = 1.0
+LONGEST_LAG_S = 60.0
+SEED = 12
+
+
+class Figure(NamedTuple):
+    """One figure of a run, measured and predicted."""
+
+    name: str
+    measured: float
+    predicted: float
+
+    @property
+    def error(self) -> float:
+        """The prediction over the measurement, less one."""
+        return self.predicted / self.measured - 1.0
+
+
+class MeanPower(NamedTuple):
+    """Joules up to each moment of a run."""
+
+    moments_s: Array
+    joules: Array
+
+    def sample(self, interval_s: float, length_s: float) -> Array:
+        """Return mean watts of the intervals that fit into so many seconds."""
+        edges_s = np.arange(0.0, length_s + 1e-9, interval_s)
+        joules = np.interp(edges_s, self.moments_s, self.joules)
+        return np.diff(joules) / interval_s
+
+
+def read_ticks(power: dict[str, list[float]]) -> MeanPower:
+    """Return the energy counter of a measured run: each tick has the mean watts since the last."""
+    tick_s = np.array(power["tick_s"])
+    spans_s = np.diff(tick_s)
+    joules = np.concatenate([[0.0], np.cumsum(np.array(power["tick_w"])[1:] * spans_s)])
+    return MeanPower(tick_s, joules)
+
+
+def read_curves(curves: list[PowerCurve]) -> MeanPower:
+    """Return predicted curves at the moments at which any of them bends."""
+    length_s = max(curve.length_s for curve in curves)
+    moments_s = np.arange(0.0, length_s, 0.01)
+    joules = sum(curve.energy_until(moments_s).sum(axis=-1) for curve in curves)
+    return MeanPower(moments_s, np.asarray(joules))
+
+
+def list_autocorrelations(watts: Array, lags: Array) -> Array:
+    """Return how alike a series is to itself some intervals later, by lag."""
+    centred = watts - watts.mean()
+    products = [float((centred[:-lag] * centred[lag:]).mean()) for lag in lags]
+    return np.array(products) / float((centred * centred).mean())
+
+
+def compare_series(
+    measured: MeanPower, predicted: MeanPower, measured_s: float, predicted_s: float
+) -> Iterator[Figure]:
+    """Yield the figures of both series: mean, high quantiles, peak, and how memory fades."""
+    short = (measured.sample(SHORT_S, measured_s), predicted.sample(SHORT_S, predicted_s))
+    long = (measured.sample(LONG_S, measured_s), predicted.sample(LONG_S, predicted_s))
+    yield Figure("mean power (W)", float(short[0].mean()), float(short[1].mean()))
+    for percent in (95.0, 99.9):
+        ends = (float(np.percentile(series, percent)) for series in short)
+        yield Figure(f"p{percent:g} at 250 ms (W)", *ends)
+    yield Figure("peak at 1 s (W)", float(long[0].max()), float(long[1].max()))
+    steps = (float(np.abs(np.diff(series)).max()) for series in long)
+    yield Figure("steepest ramp (W/s)", *steps)
+
+
+def explain_autocorrelation(
+    measured: MeanPower, predicted: MeanPower, measured_s: float, predicted_s: float
+) -> float:
+    """Return R2 of the predicted autocorrelation over lags of 0.25 s to 60 s or half of the run."""
+    series = (measured.sample(SHORT_S, measured_s), predicted.sample(SHORT_S, predicted_s))
+    longest = min(LONGEST_LAG_S / SHORT_S, min(len(watts) for watts in series) / 2)
+    lags = np.arange(1, int(longest))
+    true, forecast = (list_autocorrelations(watts, lags) for watts in series)
+    return 1.0 - float(((true - forecast) ** 2).sum() / ((true - true.mean()) ** 2).sum())
+
+
+def judge_serving(run: dict[str, Any]) -> tuple[list[Figure], float]:
+    """Simulate the users of a run."""
+    spec = load_measured_model(run["model"])
+    engine = run["engine"]
+    load = run["load"]
+    requests = {name: np.array(values) for name, values in run["requests"].items()}
+    with tempfile.TemporaryDirectory() as folder:
+        lengths = _write_lengths(Path(folder), requests)
+        options: dict[str, Any] = {
+            "concurrency": load["users"],
+            "ramp": f"{load['ramp_s']:g}s",
+            "seconds": load["duration_s"],
+            "seed": SEED,
+            "cache_tokens": engine["cache_tokens"],
+            "max_model_len": engine["max_model_len"],
+            "max_seqs": engine["max_seqs"],
+            "max_batched_tokens": engine["max_batched_tokens"],
+            "prefix_caching": engine["prefix_caching"],
+            **lengths,
+        }
+        if load["think_s"]:
+            options["think_time"] = f"exponential:mean={load['think_s']:g}s"
+        if load["turns"] > 1:
+            options |= {"turns": load["turns"], "turn_pause": options["think_time"]}
+        served = wattcast.simulate(spec, "h200", **options)
+        split = split_engine_power(served, spec, "h200", options)
+    measured = run["measured"]
+    said = served.summarise()
+    figures = [
+        Figure("requests/s", measured["requests"] / measured["length_s"], said["requests_per_s"]),
+        Figure("tokens/s", measured["output_tokens_per_s"], said["output_tokens_per_s"]),
+        Figure("J/token", measured["energy_j_per_token"], said["energy_j_per_token"]),
+    ]
+    for latency in ("ttft_s", "tpot_s"):
+        for quantile in ("p50", "p99"):
+            pair = (measured[latency][quantile], said[latency][quantile])
+            figures.append(Figure(f"{latency.removesuffix('_s')} {quantile} (s)", *pair))
+    series = (read_ticks(run["power"]), read_curves(trace_serving(served, split)))
+    lengths_s = (measured["length_s"], served.length_s)
+    figures += compare_series(*series, *lengths_s)
+    return figures, explain_autocorrelation(*series, *lengths_s)
+
+
+def _write_lengths(folder: Path, requests: dict[str, Array]) -> dict[str, str]:
+    """Write the tokens of first turns, of what later turns add, and of answers."""
+    order = np.lexsort((requests["arrival_s"], requests["user"]))
+    turn = requests["turn"][order]
+    prompt = requests["prompt_tokens"][order]
+    output = requests["output_tokens"][order]
+    is_first = turn == 0
+    columns = {"prompt": prompt[is_first], "output": output}
+    if not is_first.all():
+        said_before = np.concatenate([[0], prompt[:-1] + output[:-1]])
+        follows = ~is_first & (np.concatenate([[-1], turn[:-1]]) == turn - 1)
+        columns["turn_prompt"] = np.maximum((prompt - said_before)[follows], 1)
+    paths = {}
+    for name, tokens in columns.items():
+        path = folder / f"{name}.csv"
+        path.write_text("\n".join(str(count) for count in tokens.tolist()) + "\n")
+        paths[name] = str(path)
+    return paths
+
+
+def judge_training(run: dict[str, Any]) -> tuple[list[Figure], float]:
+    """Predict the job of a run; its storage is told by how long a checkpoint took."""
+    job = run["job"]
+    steps = len(run["steps_s"])
+    global_batch = job["batch"] * job["accumulation"]
+    checkpoints_s = np.diff(run["checkpoints_s"], axis=-1)
+    predicted = wattcast.train(
+        run["model"],
+        "h200",
+        gpus=1,
+        seq=job["seq"],
+        global_batch=global_batch,
+        micro_batch=job["batch"],
+        tokens=float(steps * global_batch * job["seq"]),
+        stack=job["stack"],
+        master_weights=False,
+        gradient_byte=2,
+        sharding="none",
+        recompute="none",
+        loss_share=0.0,
+        host_share=0.0,
+        checkpoint_every=job["checkpoint_every"],
+        checkpoint_time=float(checkpoints_s.mean()),
+    )
+    step_s = float(np.median(np.diff(run["steps_s"], axis=-1)))
+    length_s = run["steps_s"][-1][1]
+    series = (read_ticks(run["power"]), read_curves([trace_training(predicted)]))
+    lengths_s = (length_s, 3600.0 * predicted.hours)
+    figures = [
+        Figure("step (s)", step_s, predicted.step_s),
+        Figure("run (s)", *lengths_s),
+        *compare_series(*series, *lengths_s),
+    ]
+    return figures, explain_autocorrelation(*series, *lengths_s)
+
+
+def judge_run(run: dict[str, Any]) -> tuple[list[Figure], float]:
+    """Return the figures of a run, and R2 of its autocorrelation."""
+    return judge_training(run) if run["kind"] == "training" else judge_serving(run)
+
+
+def read_runs() -> list[dict[str, Any]]:
+    """Return the measured runs."""
+    return [dict(line) for line in read_lines(RUNS)]
+
+
+def main() -> None:
+    """Print every figure of every run."""
+    for run in read_runs():
+        figures, explained = judge_run(run)
+        print(f"\n{run['id']} on board {run['card']['board']}")
+        for figure in figures:
+            values = f"{figure.measured:10.4g} {figure.predicted:10.4g}"
+            print(f"  {figure.name:22} {values} {figure.error:+8.1%}")
+        print(f"  {'R2 of autocorrelation':22} {explained:21.3f}")
+
+
+if __name__ == "__main__":
+    main()
