@@ -211,8 +211,35 @@ def test_a_table_that_cannot_be_fitted_says_why(change: dict[str, object], words
         fit_rails(replace(two_rail_table(), **change))  # type: ignore[arg-type]
 
 
-def test_no_idle_row_is_refused() -> None:
+def test_a_table_without_idle_rows_is_fitted() -> None:
+    """Boards such as the Tegra K1 are seldom measured idle; clocks that differ tell the base."""
+    table = two_rail_table()
+    clock_hz = np.where(np.arange(table.rows) % 3 == 0, 1.2e9, table.clock_hz)
+    relative = np.interp(clock_hz, [0.9e9, 1.5e9, TOP_HZ], [0.9, 0.92, 1.0])
+    square = relative**2
+    core_w = square * (table.occurrence[:, :2] @ CORE_J)
+    power_w = BASE_W + CLOCK_J * square * clock_hz + core_w + table.rail_w["memory"]
+    table = replace(table, clock_hz=clock_hz, power_w=power_w, voltage_v={"core": relative})
+    busy = np.array([not name.startswith("idle") for name in table.benchmark_names])
+    fit = fit_rails(table.keep_benchmarks(busy))
+    assert_allclose(fit.costs.core, CORE_J, rtol=1e-3)
+    assert_allclose(fit.costs.static, [BASE_W, CLOCK_J], rtol=0.02)
+    assert fit.error_percent(fit.test) < 0.05
+    assert any("No row shows an idle device" in word for word in fit.warnings)
+
+
+def test_at_one_clock_the_base_has_the_clock_tree() -> None:
     table = two_rail_table()
     design = make_rails_design(table)
-    with pytest.raises(BadInput, match="idle"):
-        solve_rails(design, split_rows(table)[0] & ~design.idle, 0.5)
+    at_top = split_rows(table)[0] & ~design.idle & (table.clock_hz == TOP_HZ)
+    costs = solve_rails(design, at_top, 0.5)
+    assert costs.static[1] == 0.0
+    assert_allclose(costs.static[0], BASE_W + CLOCK_J * TOP_HZ, rtol=1e-3)
+    assert_allclose(costs.core, CORE_J, rtol=1e-3)
+
+
+def test_no_busy_row_is_refused() -> None:
+    table = two_rail_table()
+    design = make_rails_design(table)
+    with pytest.raises(BadInput, match="busy"):
+        solve_rails(design, design.idle, 0.5)

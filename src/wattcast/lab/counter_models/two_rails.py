@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -156,10 +156,15 @@ def leaning_errors(table: CounterTable, design: RailsDesign, train: Mask) -> dic
 
 
 def solve_rails(design: RailsDesign, train: Mask, leaning: float) -> RailsCosts:
-    """Solve the three steps for the rows of ``train`` with the leaning τ."""
+    """Solve the three steps for the rows of ``train`` with the leaning τ.
+
+    Where no row shows an idle device, as in tables of embedded boards, the base and the clock tree
+    are found together with the costs of events: clocks that differ tell them apart.
+    """
     still = train & design.idle
-    if not still.any() or not (train & ~design.idle).any():
-        raise bad_value("fit", "rows of an idle and of a busy device", "one kind only")
+    busy = train & ~design.idle
+    if not busy.any():
+        raise bad_value("fit", "rows of a busy device", "none")
     memory_w = design.memory_w[train]
 
     def huber(predicted_w: Array) -> Array:
@@ -167,17 +172,37 @@ def solve_rails(design: RailsDesign, train: Mask, leaning: float) -> RailsCosts:
 
     memory = _solve_reweighted(design.memory[train], memory_w, 1.0 / memory_w, huber)
     rest_w = design.power_w - design.memory @ memory
+    if not still.any():
+        static, core = _solve_without_idle(design, busy, rest_w, leaning)
+        return RailsCosts(static, core, memory)
     static = _solve_reweighted(
         design.static[still], rest_w[still], 1.0 / design.power_w[still], np.ones_like
     )
-    busy = train & ~design.idle
     busy_w = (rest_w - design.static @ static)[busy]
-
-    def lean(predicted_w: Array) -> Array:
-        return np.where(busy_w > predicted_w, leaning, 1.0 - leaning)
-
+    lean = partial(_lean_upwards, busy_w, leaning)
     core = _solve_reweighted(design.core[busy], busy_w, 1.0 / design.power_w[busy], lean)
     return RailsCosts(static, core, memory)
+
+
+def _lean_upwards(measured_w: Array, leaning: float, predicted_w: Array) -> Array:
+    """Return the weights of rows: τ above the prediction, 1 - τ below it."""
+    return np.where(measured_w > predicted_w, leaning, 1.0 - leaning)
+
+
+def _solve_without_idle(
+    design: RailsDesign, busy: Mask, rest_w: Array, leaning: float
+) -> tuple[Array, Array]:
+    """Return the costs of base and clock tree, and of events, from busy rows alone.
+
+    At one clock a clock tree cannot be told from the base, which then has all of it.
+    """
+    static = design.static[busy].copy()
+    if np.ptp(static[:, 1]) <= 1e-9 * np.abs(static[:, 1]).max():
+        static[:, 1] = 0.0
+    columns = np.concatenate([static, design.core[busy]], axis=1)
+    lean = partial(_lean_upwards, rest_w[busy], leaning)
+    costs = _solve_reweighted(columns, rest_w[busy], 1.0 / design.power_w[busy], lean)
+    return costs[:2], costs[2:]
 
 
 def _solve_reweighted(
@@ -308,6 +333,11 @@ def fit_rails(table: CounterTable, leaning: float | None = None) -> RailsFit:
             f"Rests on a single benchmark, so that its interval says nothing: {', '.join(alone)}."
         )
     words += fit_diagnostics.warn_about_costs(fitted_costs, number)
+    if not (train & design.idle).any():
+        words.append(
+            "No row shows an idle device: base power and clock tree were found together with the "
+            "costs of events, from the clocks that differ."
+        )
     below = float((~table.at_default()).mean())
     words.append(
         f"{below:.0%} of the rows are below the top clock, mostly at the power cap: they "
