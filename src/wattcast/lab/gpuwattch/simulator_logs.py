@@ -29,6 +29,7 @@ from wattcast.power.activity import Activity, ActivitySource
 _MAX_BYTE = 512 << 20
 _HEAD_BYTE = 1 << 16
 _DIVISION = "-" * 20
+_HIGHEST_CLOCK_HZ = 1e12
 _GEM5_START = "---------- Begin Simulation Statistics"
 _GZIP_MAGIC = b"\x1f\x8b"
 # Statistics that GPGPU-Sim prints by kind of access and outcome, and only where they are above zero
@@ -263,7 +264,11 @@ def read_gem5_stats(path: Path) -> CountedKernels:
     units = len(
         set(re.findall(r"^(\S*CUs\d*)\.totalCycles", text, re.MULTILINE))
     )  # one alone has no number
-    clock_hz = np.array([row["CUs.totalCycles"] for row in rows]) / units / seconds
+    cycles = np.array([row["CUs.totalCycles"] for row in rows]) / units
+    if not (cycles <= _HIGHEST_CLOCK_HZ * seconds).all():
+        wanted = f"cycles of at most {_HIGHEST_CLOCK_HZ:g} Hz over simSeconds"
+        raise bad_value(f"{path.name}: totalCycles", wanted, cycles.max())
+    clock_hz = cycles / seconds
     at = OperatingPoint(clock_hz=clock_hz)
     notes = (
         f"gem5: {len(rows)} dumps, {units} compute units; a wavefront's instruction counts "
