@@ -312,7 +312,10 @@ def test_gem5_statistics_add_up_over_compute_units(verb, chip: list[str], tmp_pa
     )  # was a division by zero: gem5 gives a unit that is alone no number
     assert np.asarray(alone.activity.at.clock_hz) == pytest.approx(1e9)
     stats.write_text(re.sub(r"(totalCycles\s+)\S+", r"\g<1>1.7e+308", block))
-    with pytest.raises(BadInput, match="totalCycles: expected cycles of at most 1e"):
+    with pytest.raises(BadInput, match="totalCycles: expected cycles of 1 to 1e"):
+        read_gem5_stats(stats)
+    stats.write_text(re.sub(r"(simSeconds\s+)\S+", r"\g<1>1e300", block))
+    with pytest.raises(BadInput, match="simSeconds: expected from"):
         read_gem5_stats(stats)
     stats.write_text("---------- Begin Simulation Statistics ----------\nsimSeconds 1\n")
     with pytest.raises(BadInput, match="compute units"):

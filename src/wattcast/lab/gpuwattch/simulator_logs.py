@@ -29,7 +29,10 @@ from wattcast.power.activity import Activity, ActivitySource
 _MAX_BYTE = 512 << 20
 _HEAD_BYTE = 1 << 16
 _DIVISION = "-" * 20
+_LOWEST_CLOCK_HZ = 1.0
 _HIGHEST_CLOCK_HZ = 1e12
+_SHORTEST_S = 1e-12  # of an interval: a tick of gem5
+_LONGEST_S = 1e9  # thirty years
 _GEM5_START = "---------- Begin Simulation Statistics"
 _GZIP_MAGIC = b"\x1f\x8b"
 # Statistics that GPGPU-Sim prints by kind of access and outcome, and only where they are above zero
@@ -259,14 +262,16 @@ def read_gem5_stats(path: Path) -> CountedKernels:
         )
     events, value = _map_statistics(path.name, "map_gem5.csv", rows)
     seconds = np.array([row.get("simSeconds", 0.0) for row in rows])
-    if not (seconds >= 1e-12).all():  # a tick of gem5
-        raise bad_value(f"{path.name}: simSeconds", "seconds above zero", seconds.min())
+    if not ((seconds >= _SHORTEST_S) & (seconds <= _LONGEST_S)).all():
+        wanted = f"from {_SHORTEST_S:g} to {_LONGEST_S:g} seconds"
+        raise bad_value(f"{path.name}: simSeconds", wanted, seconds.max())
     units = len(
         set(re.findall(r"^(\S*CUs\d*)\.totalCycles", text, re.MULTILINE))
     )  # one alone has no number
     cycles = np.array([row["CUs.totalCycles"] for row in rows]) / units
-    if not (cycles <= _HIGHEST_CLOCK_HZ * seconds).all():
-        wanted = f"cycles of at most {_HIGHEST_CLOCK_HZ:g} Hz over simSeconds"
+    clocks_fit = (cycles >= _LOWEST_CLOCK_HZ * seconds) & (cycles <= _HIGHEST_CLOCK_HZ * seconds)
+    if not clocks_fit.all():
+        wanted = f"cycles of {_LOWEST_CLOCK_HZ:g} to {_HIGHEST_CLOCK_HZ:g} Hz over simSeconds"
         raise bad_value(f"{path.name}: totalCycles", wanted, cycles.max())
     clock_hz = cycles / seconds
     at = OperatingPoint(clock_hz=clock_hz)
