@@ -279,7 +279,7 @@ class _ModelFits:
 
         Factors on time without any on energy must not raise the error of energy.
         """
-        forecast = _fit_factors((), self._time_problem(), ())  # the forecast itself as a fit
+        forecast = fit_factors((), self._time_problem(), ())  # the forecast itself as a fit
         time = self._choose_time(forecast)
         energy = self._choose_energy(time, forecast)
         if energy is None and time.chosen:
@@ -324,7 +324,7 @@ class _ModelFits:
         )
 
     def _fit_no_energy(self, time: FactorFit) -> FactorFit:
-        return _fit_factors((), self._energy_problem(time), ())
+        return fit_factors((), self._energy_problem(time), ())
 
     def _choose_time(self, forecast: FactorFit) -> FactorFit:
         def is_supported(fit: FactorFit) -> bool:
@@ -454,11 +454,11 @@ def _best_set(
     small_sets = [names for names in sets if len(names) <= count] or [()]
     if count < _FEW_ROWS:
         every_name = tuple(dict.fromkeys(name for names in sets for name in names))
-        fits = [_fit_factors(names, problem, every_name) for names in small_sets]
+        fits = [fit_factors(names, problem, every_name) for names in small_sets]
         return max(fits, key=lambda fit: fit.reach)
     best: FactorFit | None = None
     for names in small_sets:  # sets grow: a later one has to earn its factors
-        fit = _fit_factors(names, problem, ())
+        fit = fit_factors(names, problem, ())
         if not is_supported(fit):
             continue
         if best is None or best.score() - fit.score() > CALIBRATION.least_gain:
@@ -466,7 +466,7 @@ def _best_set(
     return best
 
 
-def _fit_factors(
+def fit_factors(
     chosen: tuple[str, ...], problem: FactorProblem, every_name: tuple[str, ...]
 ) -> FactorFit:
     """Fit the chosen factors; those of ``every_name`` that are not chosen count as noise."""

@@ -1,0 +1,75 @@
+"""Published training rows are predicted right only with the coefficients that they depend on.
+
+The rows of a framework on a card whose prediction moves if a coefficient grows by a tenth: their
+mean error stays below a bound. With the coefficient a third off it does not.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from wattcast.coefficients.coefficient_files import change_coefficient
+from wattcast.core.arrays import Array
+from wattcast.lab.validate.public_checks.training_checks import (
+    predict_training_row,
+    read_training_rows,
+)
+
+LEAST_MOVE = 0.003  # of the logarithm of tokens a second
+MOST_ROWS = 14
+BIAS = 0.025  # where other errors of the rows outweigh the one that is looked for
+Row = dict[str, str]
+
+
+def is_of_group(row: Row, framework: str, gpu: str, models: str) -> bool:
+    has_model = row["model"].startswith(tuple(models.split()))
+    return row["id"].startswith(framework) and row["gpu"].startswith(gpu) and has_model
+
+
+def compare(rows: list[Row]) -> Array:
+    """Return log(predicted / published) of tokens a second and GPU."""
+    errors = []
+    for row in rows:
+        result = predict_training_row(row)
+        published = float(row["tokens_per_s_per_gpu"])
+        errors.append(np.log(result.tokens_per_s / result.gpus / published))
+    return np.array(errors)
+
+
+@pytest.mark.parametrize(
+    ("name", "framework", "gpu", "models", "least_rows", "most_error"),
+    [
+        ("persistent_slowed", "llmfoundry", "H100", "mpt", 5, 0.085),
+        ("tensor_overlap", "mbridge", "H100", "llama3", 4, 0.036),
+        ("expert_host", "mbridge", "H100", "qwen3", 3, 0.2),
+        ("blackwell_attention", "mbridge", "GB200", "llama3", 5, BIAS),
+    ],
+    ids=["persistent_slowed", "tensor_overlap", "expert_host", "blackwell_attention"],
+)
+def test_published_jobs_that_depend_on_it_take_as_long_as_predicted(
+    reference: Path,
+    name: str,
+    framework: str,
+    gpu: str,
+    models: str,
+    least_rows: int,
+    most_error: float,
+) -> None:
+    """Not blind: these rows chose the coefficients (docs/method/training-jobs.md)."""
+    rows = [
+        row
+        for row in read_training_rows(reference)
+        if is_of_group(row, framework, gpu, models) and row["tokens_per_s_per_gpu"]
+    ]
+    errors = compare(rows[:MOST_ROWS])
+    with change_coefficient(f"training.{name}", 1.1):
+        moved = compare(rows[:MOST_ROWS])
+    is_dependent = np.abs(moved - errors) > LEAST_MOVE
+    assert is_dependent.sum() >= least_rows
+    if most_error is BIAS:
+        assert abs(float(np.median(errors[is_dependent]))) < BIAS
+    else:
+        assert np.abs(errors[is_dependent]).mean() < most_error
