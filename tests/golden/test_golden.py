@@ -21,7 +21,7 @@ GPUS = (
     "v100-sxm a100-pcie-40gb a100-sxm-80gb a10 a40 l4 l40s h100-pcie h100-sxm h200 b200 gtx-titan-x quadro-gv100 "
     "tegra-k1 gtx-660 gtx-480 quadro-fx-5600 hd-7970 rtx-4090 l40 rtx-a6000 a30 t4 h100-nvl h200-nvl v100-pcie "
     "p100-pcie quadro-rtx-6000 mi300x mi325x mi355x rtx-5090 rtx-pro-6000 gb200 gb300 b300 h20 a16 gh200 "
-    "jetson-agx-orin"
+    "jetson-agx-orin jetson-nano jetson-orin-nano jetson-orin-nx jetson-thor rtx-3070 rtx-3090"
 ).split()
 OPTIONS = (
     "gpu batch seq tokens phase dtype attention head stack clock power-limit host-launch temperature data "

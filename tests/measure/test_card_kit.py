@@ -18,8 +18,12 @@ from wattcast.core.errors import BadInput
 from wattcast.core.measured_rows import RunInfo
 from wattcast.hardware import load_gpu
 from wattcast.lab.campaigns.card_kit import PowerReader, list_operators, run_kit, write_kit
-from wattcast.measure.energy_sources import DeviceIdentity, EnergySource, SlowReadings
-from wattcast.measure.jetson_source import JetsonSource
+from wattcast.measure.energy_sources import (
+    DeviceIdentity,
+    EnergySource,
+    JetsonSource,
+    SlowReadings,
+)
 from wattcast.measure.shared_cards import describe_amd_sharing, describe_nvidia_sharing
 
 CALL_S = 5e-5

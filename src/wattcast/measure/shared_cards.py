@@ -11,8 +11,25 @@ import contextlib
 import os
 from typing import Any
 
+from wattcast.measure.energy_sources import AmdSource, EnergySource, JetsonSource, NvmlSource
+
 MIG_ENABLED = 1  # NVML_DEVICE_MIG_ENABLE
 WHOLE_AMD_CARD = "SPX"  # the compute partition in which a card is one device
+
+
+def describe_sharing(source: EnergySource, index: int) -> tuple[str, ...]:
+    """Return why the card of a source is not the program's alone."""
+    if isinstance(source, NvmlSource):
+        import pynvml
+
+        return describe_nvidia_sharing(pynvml, index)
+    if isinstance(source, AmdSource):
+        import amdsmi
+
+        return describe_amd_sharing(amdsmi, index)
+    if isinstance(source, JetsonSource):
+        return ()
+    return ("power is a processor's, since no GPU's could be read",)
 
 
 def describe_nvidia_sharing(nvml: Any, index: int) -> tuple[str, ...]:

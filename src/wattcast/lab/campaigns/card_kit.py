@@ -28,9 +28,8 @@ from wattcast.calibrate.kit_files import KIT_FORMAT
 from wattcast.core.measured_rows import KernelRow, RowKind, RunInfo
 from wattcast.core.whole_files import write_whole
 from wattcast.lab.campaigns.campaign_engine import import_cuda_torch
-from wattcast.measure.energy_sources import AmdSource, EnergySource, NvmlSource, open_source
-from wattcast.measure.jetson_source import JetsonSource
-from wattcast.measure.shared_cards import describe_amd_sharing, describe_nvidia_sharing
+from wattcast.measure.energy_sources import EnergySource, open_source
+from wattcast.measure.shared_cards import describe_sharing
 from wattcast.measure.steady_state import make_run_name, say
 
 # outputs and inputs of linear layers, of models of 0.5 to 70 billion parameters
@@ -150,21 +149,6 @@ def measure_card(out: Path, budget_s: float, few: int = 0) -> dict[str, int]:
         "sustained": sum(row.kind == RowKind.SUSTAINED for row in rows),
         "reasons that the card was shared": len(reasons),
     }
-
-
-def describe_sharing(source: EnergySource, index: int) -> tuple[str, ...]:
-    """Return why the card of a source is not the program's alone."""
-    if isinstance(source, NvmlSource):
-        import pynvml
-
-        return describe_nvidia_sharing(pynvml, index)
-    if isinstance(source, AmdSource):
-        import amdsmi
-
-        return describe_amd_sharing(amdsmi, index)
-    if isinstance(source, JetsonSource):
-        return ()
-    return ("power is a processor's, since no GPU's could be read",)
 
 
 def run_kit(
