@@ -42,6 +42,7 @@ from wattcast.serving.checking.service_check import (
     check_service,
     count_deviations,
     count_doublings,
+    count_replicas,
     find_other_clock,
     find_other_lengths,
     find_overload,
@@ -228,6 +229,14 @@ def test_an_adopted_service_is_compared_more_loosely_at_another_load() -> None:
     assert [2.0 * drift for drift in drifts] == pytest.approx([0.119, 0.181, 0.040], rel=0.02)
 
 
+def test_engines_of_a_replica_count_as_one(expected: ExpectedService) -> None:
+    """Eight data-parallel engines report for themselves, and serve one replica's share."""
+    shared = replace(expected, replica=replace(expected.replica, dp=4, decode_engines=2))
+    window = make_window(engines=16, requests=1600.0)
+    assert count_replicas(expected, window).rate_per_s == pytest.approx(1.0)
+    assert count_replicas(shared, window).rate_per_s == pytest.approx(8.0)
+
+
 def test_more_than_was_planned_is_said(expected: ExpectedService) -> None:
     most = expected.capacity_per_replica_per_s
     assert find_overload(expected, make_window(requests=100.0 * most)) == []
@@ -378,6 +387,7 @@ def test_the_command_finds_adopts_and_offers_rows(
     words = ["check", str(plan_file), *files, "--seconds", f"{SECONDS:g}"]
     done = call(*words)
     assert done.code == ExitCode.REFUSED, done.err
+    assert "load 1 of 1" in done.err
     assert "prompts are 2" in done.out
     rows = tmp_path / "rows.csv"
     done = call(*words, "--adopt", "--rows", str(rows), "--json")

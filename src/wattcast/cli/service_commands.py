@@ -161,7 +161,7 @@ def check(
     else:
         windows = metrics_window.read_scrapes(source.metrics or [], source.seconds)
     promised = PromisedReplica(plan_of_service, gpu)
-    result = check_service(plan_of_service, windows, replica=promised)
+    result = check_service(plan_of_service, windows, replica=promised, tell=env.tell_progress)
     if adopt:
         write_whole(expected, write_expected(result.adopt()).encode())
         env.say(f"adopted: later checks compare with this service ({expected})")

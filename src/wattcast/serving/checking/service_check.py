@@ -15,7 +15,7 @@ where load and lengths are others.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import NormalDist
@@ -136,24 +136,42 @@ def check_service(
     windows: Sequence[MetricsWindow],
     gpu: str | Path | Gpu | None = None,
     replica: PromisedReplica | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> CheckResult:
     """Compare a service with its plan.
 
     ``replica`` is one that was made before of the same plan, so that its step costs need not be
     predicted again; ``gpu`` is a GPU other than the plan's name for it, such as a YAML file.
+    ``tell`` is called with a line about each load before it is simulated.
     """
     promised = replica or PromisedReplica(expected, gpu)
-    groups = group_by_load(windows)
-    loads = [_check_load(expected, window, promised, len(groups)) for window in groups]
+    groups = [count_replicas(expected, window) for window in group_by_load(windows)]
+    loads: list[CheckedLoad] = []
+    for window in groups:
+        if tell is not None:
+            rate = f"{window.rate_per_s:.3g} requests/s a replica"
+            tell(f"load {len(loads) + 1} of {len(groups)}: {rate}, {window.requests:,.0f} requests")
+        loads.append(_check_load(expected, window, promised, len(groups)))
     worst = max(loads, key=lambda load: _measure_surprise(load.figures), default=None)
     checked = []
     for load in loads:
         is_worst = load is worst
         has_figure = any(finding.kind == "figure" for finding in load.findings)
         if is_worst and has_figure:
+            if tell is not None:
+                tell("looking for what would explain it")
             load = replace(load, causes=tuple(_explain_load(load, promised)))
         checked.append(load)
     return CheckResult(expected, tuple(checked), expected.adopted is not None)
+
+
+def count_replicas(expected: ExpectedService, window: MetricsWindow) -> MetricsWindow:
+    """Return a window whose engines are replicas of the plan.
+
+    Data-parallel engines report for themselves, and so do the engines of a replica that decode.
+    """
+    each = expected.replica.dp * expected.replica.decode_engines
+    return replace(window, engines=max(round(window.engines / each), 1))
 
 
 def _measure_surprise(figures: Sequence[ComparedFigure]) -> float:
