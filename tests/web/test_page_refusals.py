@@ -138,7 +138,10 @@ def test_a_unit_in_a_link_is_read(open_page) -> None:
 def test_a_hugging_face_id_is_taken(open_page) -> None:
     page = opened(open_page, "predict")
     pick(page, "model", "Qwen/Qwen3-0.6B")
-    until(page, "!document.querySelector('.stale') && location.search.includes('Qwen/Qwen3-0.6B')")
+    until(
+        page,
+        "!document.querySelector('.stale') && document.querySelector('#model').value === 'Qwen/Qwen3-0.6B'",
+    )
     assert page.locator("#errors p").count() == 0
     pick(page, "model", "nobody/nothing")
     until(page, "document.querySelector('#errors').textContent.includes('unknown model')")

@@ -159,7 +159,7 @@ def fleet(
     site_power: Annotated[str | None, Option("Of all GPUs, in place of the file's: 12kW.")] = None,
     **prices: Any,
 ) -> CommandOutput:
-    """Decide which GPUs serve which model, how shared, at which clock, under a site's power budget.
+    """Decide which GPUs serve which model, in which layout, at which clock, under a power budget.
 
     Example: wattcast explore fleet site.yaml --aim throughput --site-power 12kW
     """

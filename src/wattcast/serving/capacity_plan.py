@@ -157,7 +157,7 @@ def plan(
     are tried where a model does not fit into a node or its GPUs are joined by PCIe alone, and whole
     experts on each GPU (``ep``; more than ``tp``: data-parallel engines share them) beside shared
     ones. ``pools`` are engines that compute prompts and engines that decode in a replica, such as
-    ``1:2``; some are tried where ``tpot`` is what binds engines that do both, and so are steps of
+    ``1:2``; some are tried where ``tpot`` limits engines that do both, and so are steps of
     fewer tokens (``max_batched_tokens``). What is tried may be a sequence, or text with commas
     between. A latency without a percentile is that of 9 in 10 requests. ``requests`` are simulated
     for each answer. ``power_budget`` is that of a hall at its meter: the plan says how many GPUs fill

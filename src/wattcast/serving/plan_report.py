@@ -46,7 +46,7 @@ def print_plan(console: Console, result: PlanResult) -> None:
         **_COLUMNS,
         "cost_per_million_tokens": f"{currency}/M tokens",
         "carbon_g_per_million_tokens": "g CO2e/M tokens",
-        "binds": "binds",
+        "binds": "limited by",
     }
     bests = [kind.best for kind in result.ranked_kinds if kind.best is not None]
     if has_several_kinds:
