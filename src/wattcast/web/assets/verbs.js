@@ -17,21 +17,27 @@ export const planKey = () => JSON.stringify(state.plan.gpus.map((gpu) => planReq
 export async function runPlan() {
   const key = planKey(), gpus = [...state.plan.gpus];
   if (!gpus.length) { complain("plan", "Choose at least one kind of GPU."); return; }
-  Object.assign(plan, { asked: key, results: [], rows: [], chosen: 0, running: true });
+  Object.assign(plan, { asked: key, results: [], rows: [], chosen: 0, running: true, stopped: false });
   complain("plan", null);
   const failed = [];
   drawPlan();
   for (const aim of new Set([state.plan.minimise, "energy"])) { // the second search fills the front
     plan.aim = aim;
-    await Promise.all(gpus.map(async (gpu) => {
+    for (const gpu of gpus) { // the server runs one large request of a client at a time; others would wait there
       try {
         const found = await fetchAnswer("/api/plan", planRequest(config(), gpu, aim));
-        if (plan.asked === key) { plan.results.push(found); collect(); drawPlan(); }
-      } catch (error) { if (aim === state.plan.minimise) failed.push(`${gpu}: ${error.message}`); }
-    }));
-    if (plan.asked !== key) return;
+        if (plan.asked !== key) return;
+        plan.results.push(found);
+        collect();
+        drawPlan();
+      } catch (error) {
+        if (plan.asked !== key) return;
+        if (aim === state.plan.minimise) failed.push(`${gpu}: ${error.message}`);
+        if (error.message === STOPPED) { plan.stopped = true; break; }
+      }
+    }
     if (!plan.results.length) { complain("plan", failed.join(" ")); break; }
-    if (failed.some((text) => text.includes(STOPPED))) break;
+    if (plan.stopped) break;
   }
   plan.running = false;
   plan.failed = failed;
