@@ -71,9 +71,7 @@ def plan(
             least=1,
         ),
     ] = None,
-    write: Annotated[
-        Path | None, Option("Folder for what to run, what to expect and alarms.")
-    ] = None,
+    write: Annotated[Path | None, Option("Folder for files to run and check it.")] = None,
     **options: Any,
 ) -> CommandOutput:
     """Find how many GPUs serve a rate of requests, and in which layout. Several models: explore fleet.

@@ -211,7 +211,7 @@ class PlanDemand:
 
     rate_per_s: Annotated[float, Option("Requests, such as 20/s or 600/min.", unit="/s", above=0)]
     minimise: Annotated[PlanAim, Option("gpus|energy|cost|carbon")] = PlanAim.GPUS
-    headroom: Annotated[float, Option("Share of the rate to plan for on top of it.", unit="")] = 0.1
+    headroom: Annotated[float, Option("To plan for on top of the rate.", unit="")] = 0.1
     spare_replicas: Annotated[int, Option("Replicas that may be down.", "spare", least=0)] = 0
     site_power_w: Annotated[
         float | None, Option("Mean of all GPUs at most: 20kW.", unit="W", above=0)
@@ -220,7 +220,8 @@ class PlanDemand:
         float | None, Option("Of a hall at its meter, to fill: 10MW.", unit="W", above=0)
     ] = None
     host_share: Annotated[
-        float, Option("Hosts, network and fans, of the GPUs' energy.", unit="")
+        float,
+        Option("Hosts, network and fans, of the GPUs' energy.", panel="Cost and carbon", unit=""),
     ] = 0.25
     requests: Annotated[
         int, Option("Requests simulated for each answer.", panel=_TRAFFIC_PANEL, least=1)
