@@ -188,6 +188,16 @@ def factor(unit: str) -> tuple[str, float] | None:
     return "/".join(names), scale
 
 
+def show_plain(value: float, digits: int) -> str:
+    """Return a number with so many significant digits, and commas where it would need an exponent.
+
+    >>> show_plain(25432.1, 2), show_plain(3317.4, 4), show_plain(0.18123, 3)
+    ('25,000', '3317', '0.181')
+    """
+    text = f"{value:.{digits}g}"
+    return f"{float(text):,.0f}" if "e+" in text else text
+
+
 def show(value: float, unit: str, digits: int = 4) -> str:
     """Return ``value`` in ``unit`` with the prefix that reads best; ``parse`` takes it back.
 

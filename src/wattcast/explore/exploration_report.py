@@ -15,7 +15,7 @@ from rich.markup import escape
 from wattcast import __version__
 from wattcast.core.arrays import table_rows
 from wattcast.core.strict_files import FitStatus
-from wattcast.core.units import show
+from wattcast.core.units import show, show_plain
 from wattcast.explore.explorations import (
     OBJECTIVE_COLUMNS,
     Alternative,
@@ -257,7 +257,7 @@ def print_assignment(console: Console, result: FleetAssignment) -> None:
     """Print which GPUs run which workload, at which clock, and what the site draws."""
     cost = ""
     if result.cost_per_h is not None:
-        cost = f"; {result.cost_per_h:.4g} {result.currency or 'cost'} an hour"
+        cost = f"; {show_plain(result.cost_per_h, 4)} {result.currency or 'cost'} an hour"
     console.print(
         f"[bold]{result.factor:.1%}[/bold] of every rate served, "
         f"{show(result.power_w, 'W')} on average, "

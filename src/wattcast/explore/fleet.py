@@ -34,6 +34,7 @@ from wattcast.core import BadInput, bad_value, check_names, units
 from wattcast.core.arrays import Array, pareto_front
 from wattcast.core.errors import WattcastError, import_extra
 from wattcast.core.strict_files import decode_yaml, read_bytes
+from wattcast.core.units import show_plain
 from wattcast.core.user_results import UserResult
 from wattcast.explore.explorations import build_study, describe_point_risk
 from wattcast.explore.study import Study, evaluate_points
@@ -136,7 +137,7 @@ class FleetAssignment(UserResult):
     @property
     def summary_line(self) -> str:
         """The answer in a line."""
-        kilowatt = f"{self.power_w / 1e3:.3g} kW at the meter"
+        kilowatt = f"{show_plain(self.power_w / 1e3, 3)} kW at the meter"
         return f"{len(self.served)} workloads, {self.factor:.0%} served, {kilowatt}"
 
 

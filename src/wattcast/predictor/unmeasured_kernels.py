@@ -9,6 +9,7 @@ import numpy as np
 
 from wattcast.coefficients import load_coefficients
 from wattcast.core.arrays import split_rows
+from wattcast.core.units import show_plain
 from wattcast.kernels.kernel_table import Kernels, group_forms, root_family
 from wattcast.predictor.bundle.bundle_file import Bundle, MeasuredRange
 from wattcast.predictor.bundle.support_widening import OutsideReason, learned_distances
@@ -158,8 +159,8 @@ def _find_sizes_outside(
     for column, size in zip(columns.tolist(), furthest.tolist(), strict=True):
         least, most = seen.sizes[names[size]]
         description = (
-            f"{names[size].removeprefix('log_')} of {2.0 ** values[size, column]:.3g}, "
-            f"measured from {2**least:.3g} to {2**most:.3g}"
+            f"{names[size].removeprefix('log_')} of {show_plain(2.0 ** values[size, column], 3)}, "
+            f"measured from {show_plain(2**least, 3)} to {show_plain(2**most, 3)}"
         )
         row = int(rows[column])
         outside.append(_SizeOutside(row, float(octaves[size, column]), description))

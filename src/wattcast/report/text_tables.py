@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from wattcast.core.units import show
+from wattcast.core.units import show, show_plain
 
 if TYPE_CHECKING:  # commands import this file before they know whether they predict
     from wattcast.predictor.answer_lines import AnswerLine
@@ -72,7 +72,7 @@ def format_cell(column: str, value: Any) -> str:
             if unit:
                 return show(float(value), unit)
             break
-    return f"{value:.4g}" if isinstance(value, float) else f"{value:,}"
+    return f"{show_plain(value, 4)}" if isinstance(value, float) else f"{value:,}"
 
 
 def print_rows(

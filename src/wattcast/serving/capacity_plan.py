@@ -20,6 +20,7 @@ import numpy as np
 from wattcast import __version__
 from wattcast.core import BadInput, bad_value, units
 from wattcast.core.arrays import pareto_front
+from wattcast.core.units import show_plain
 from wattcast.core.user_results import UserResult
 from wattcast.hardware import Gpu
 from wattcast.options.keywords import PlanKeywords
@@ -102,7 +103,7 @@ class PlanResult(UserResult):
             return f"{asked}: no plan"
         best = self.best
         layout = f"{best.gpus} x {best.option.gpu.name}"
-        energy = f"{best.energy_j_per_token:.3g} J/token"
+        energy = f"{show_plain(best.energy_j_per_token, 3)} J/token"
         return f"{asked}: {layout}, {energy}; {len(self.plans)} plans"
 
     def to_dict(self) -> dict[str, Any]:

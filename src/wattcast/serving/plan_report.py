@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from wattcast.core.units import show
+from wattcast.core.units import show, show_plain
 from wattcast.report.figure_style import SERIES_COLOURS, Figure, add_caption, new_axes
 from wattcast.report.text_tables import print_notes, print_rows
 from wattcast.serving.capacity_plan import PlanResult, list_plan_notes
@@ -87,10 +87,12 @@ def _print_best_plan(
         f"at most {best['max_seqs']} sequences{step}"
     )
     cost = best["cost_per_million_tokens"]
-    spent = f", {cost:.3g} {currency} a million output tokens" if cost is not None else ""
+    spent = (
+        f", {show_plain(cost, 3)} {currency} a million output tokens" if cost is not None else ""
+    )
     console.print(
-        f"{best['output_tokens_per_s']:.4g} output tokens/s, {show(best['power_w'], 'W')} in all, "
-        f"{best['energy_j_per_token']:.3g} J/token{spent}; "
+        f"{show_plain(best['output_tokens_per_s'], 4)} output tokens/s, {show(best['power_w'], 'W')} in all, "
+        f"{show_plain(best['energy_j_per_token'], 3)} J/token{spent}; "
         f"running at {best['load_share']:.0%} of capacity; {describe_limit(best['binds'])}"
     )
     _print_hall(console, demand, best, currency)
@@ -106,7 +108,9 @@ def _print_hall(
     if hall is None:
         return
     cost = best["cost_per_million_tokens"]
-    spent = f", {cost:.3g} {currency} a million output tokens" if cost is not None else ""
+    spent = (
+        f", {show_plain(cost, 3)} {currency} a million output tokens" if cost is not None else ""
+    )
     console.print(
         f"A hall of {show(hall['power_budget_w'], 'W')} at its meter holds "
         f"[bold]{hall['gpus']:,} x {escape(best['gpu'])}[/bold] at this load: "

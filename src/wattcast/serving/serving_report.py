@@ -10,6 +10,7 @@ from rich.console import Console
 
 from wattcast.core import units
 from wattcast.core.arrays import Array
+from wattcast.core.units import show_plain
 from wattcast.predictor.answer_lines import AnswerLine, round_number
 from wattcast.report.figure_style import SERIES_COLOURS, Axes, Figure, add_caption, new_figure
 from wattcast.report.text_tables import new_table, print_answers, print_notes
@@ -62,7 +63,7 @@ def _list_rates(summary: dict[str, Any]) -> list[AnswerLine]:
     drain = units.show(summary["drain_s"], "s", 2)
     whole_tokens = f"{round_number(summary['output_tokens_per_s'], 3)} output tokens/s"
     whole_rate = (
-        f"{summary['requests_per_s']:.3g} requests/s with start and drain "
+        f"{show_plain(summary['requests_per_s'], 3)} requests/s with start and drain "
         f"({drain} after the last arrival)"
     )
     steady = summary["steady"]
@@ -71,10 +72,10 @@ def _list_rates(summary: dict[str, Any]) -> list[AnswerLine]:
         return [AnswerLine("throughput", whole_tokens, f"{whole_rate}; {why}")]
 
     tokens = f"{round_number(steady['output_tokens_per_s'], 3)} output tokens/s"
-    rate = f"{steady['requests_per_s']:.3g} requests/s in the steady state"
+    rate = f"{show_plain(steady['requests_per_s'], 3)} requests/s in the steady state"
     throughput = AnswerLine("throughput", tokens, f"{rate}; {whole_tokens}, {whole_rate}")
     before, after = steady["in_engine"]
-    arriving = f"{steady['arrivals_per_s']:.3g} requests/s arrive"
+    arriving = f"{show_plain(steady['arrivals_per_s'], 3)} requests/s arrive"
     in_engine = f"{before} to {after} requests in the engine"
     queue = AnswerLine("queue", "steady", f"{arriving}; {in_engine}")
     if steady["queue_grows"]:
@@ -104,8 +105,8 @@ def _describe_engine(summary: dict[str, Any]) -> AnswerLine:
     queue = summary["queue"]
     cache = summary["cache_use"]
     remarks = [
-        f"batch {batch['mean']:.3g} mean, {batch['max']:.0f} most",
-        f"queue {queue['mean']:.2g} mean, {queue['max']:.0f} most",
+        f"batch {show_plain(batch['mean'], 3)} mean, {batch['max']:.0f} most",
+        f"queue {show_plain(queue['mean'], 2)} mean, {queue['max']:.0f} most",
         f"cache {cache['mean']:.0%} mean, {cache['max']:.0%} most",
         f"{summary['preemptions']} preemptions",
     ]
@@ -118,7 +119,7 @@ def _list_bounds(summary: dict[str, Any], has_bounds: bool) -> list[AnswerLine]:
     """Say which latency bounds the run kept."""
     lines = []
     if has_bounds:
-        goodput = f"{summary['goodput_per_s']:.3g} requests/s"
+        goodput = f"{show_plain(summary['goodput_per_s'], 3)} requests/s"
         lines.append(AnswerLine("goodput", goodput, f"{summary['good_share']:.1%} of all in time"))
     for row in summary["bounds"]:
         verdict = "within" if row["found_s"] <= row["most_s"] else "NOT within"
@@ -132,10 +133,10 @@ def _list_costs(summary: dict[str, Any], currency: str | None) -> list[AnswerLin
     lines = []
     if summary["cost"] is not None:
         per_million = summary["cost_per_million_tokens"]
-        remark = f"{per_million:.3g} {currency} a million output tokens"
-        lines.append(AnswerLine("cost", f"{summary['cost']:.3g} {currency}", remark))
+        remark = f"{show_plain(per_million, 3)} {currency} a million output tokens"
+        lines.append(AnswerLine("cost", f"{show_plain(summary['cost'], 3)} {currency}", remark))
     if summary["carbon_g"] is not None:
-        lines.append(AnswerLine("carbon", f"{summary['carbon_g']:.3g} g CO2e"))
+        lines.append(AnswerLine("carbon", f"{show_plain(summary['carbon_g'], 3)} g CO2e"))
     return lines
 
 
@@ -144,7 +145,10 @@ def _list_spreads(summary: dict[str, Any]) -> list[AnswerLine]:
     lines = []
     for name, kind in (("seeds", "over seeds"), ("predictor", "factor of the predictor")):
         intervals = summary["interval"][name]
-        ends = [f"{key} {low:.3g} to {high:.3g}" for key, (low, high) in intervals.items()]
+        ends = [
+            f"{key} {show_plain(low, 3)} to {show_plain(high, 3)}"
+            for key, (low, high) in intervals.items()
+        ]
         if ends:
             lines.append(AnswerLine("spread", kind, ", ".join(ends)))
     return lines

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from wattcast.core import bad_value
 from wattcast.core.arrays import Array, table_rows
 from wattcast.core.row_tables import write_table
-from wattcast.core.units import show
+from wattcast.core.units import show, show_plain
 from wattcast.core.user_results import UserResult
 from wattcast.predictor.prediction_json import take_fields
 from wattcast.predictor.prices import Prices
@@ -245,7 +245,7 @@ class ServingResult(UserResult):
         return (
             f"{self.model} on {self.gpu_count} x {self.gpu}: {self.requests} requests, "
             f"{self.output_tokens_per_s:,.0f} output tokens/s, "
-            f"{self.energy_j_per_token:.3g} J/token, {show(self.power_w, 'W', 3)}, TTFT p50 {ttft}"
+            f"{show_plain(self.energy_j_per_token, 3)} J/token, {show(self.power_w, 'W', 3)}, TTFT p50 {ttft}"
         )
 
     def to_dict(self) -> dict[str, Any]:

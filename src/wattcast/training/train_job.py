@@ -14,6 +14,7 @@ import numpy as np
 
 from wattcast.core import BadInput, Dtype, bad_value, units
 from wattcast.core.arrays import Array
+from wattcast.core.units import show_plain
 from wattcast.core.user_results import ResultList, UserResult
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.hardware.catalogue_reader import node_of_gpu
@@ -160,8 +161,8 @@ class TrainingResult(UserResult):
     def summary_line(self) -> str:
         """The answer in a line."""
         return (
-            f"{self.model} on {self.gpus} x {self.gpu}: {self.tokens:.3g} tokens in "
-            f"{self.hours:.3g} h, {self.energy_kwh:.3g} kWh, {self.tokens_per_s:,.0f} tokens/s"
+            f"{self.model} on {self.gpus} x {self.gpu}: {show_plain(self.tokens, 3)} tokens in "
+            f"{show_plain(self.hours, 3)} h, {show_plain(self.energy_kwh, 3)} kWh, {self.tokens_per_s:,.0f} tokens/s"
         )
 
     @property

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from wattcast.core import units
+from wattcast.core.units import show_plain
 from wattcast.predictor.answer_lines import AnswerLine, count_digits, round_number, span_numbers
 from wattcast.predictor.prediction_json import take_fields
 from wattcast.report.figure_style import SERIES_COLOURS, Axes, Figure, add_caption, new_figure
@@ -113,7 +114,7 @@ def print_training(
     console.print(_table_limits(result, summary["recommended_power_limit_w"]))
     if result.slack_kwh:
         console.print(
-            f"lower clocks on waiting stages would save {result.slack_kwh:.3g} kWh at no "
+            f"lower clocks on waiting stages would save {show_plain(result.slack_kwh, 3)} kWh at no "
             "loss of time"
         )
     if search:
@@ -128,7 +129,9 @@ def _table_limits(result: TrainingResult, recommended_w: float) -> Table:
     for limit_w, clock_hz, hours, kwh in result.curve:
         mark = " <- recommended" if limit_w == recommended_w else ""
         clock = units.show(clock_hz, "Hz", 3)
-        rows.add_row(f"{limit_w:.0f} W{mark}", clock, f"{hours:.3g}", f"{kwh:.3g}")
+        rows.add_row(
+            f"{limit_w:.0f} W{mark}", clock, f"{show_plain(hours, 3)}", f"{show_plain(kwh, 3)}"
+        )
     return rows
 
 
@@ -217,7 +220,7 @@ def draw_training(result: TrainingResult) -> Figure:
     step_axes, trade_axes = figure.subplots(1, 2)
     _draw_step(step_axes, result)
     _draw_trade(trade_axes, result)
-    figure.suptitle(f"{_write_title(result)}, {result.hours:.3g} h")
+    figure.suptitle(f"{_write_title(result)}, {show_plain(result.hours, 3)} h")
     return add_caption(figure, "; ".join(result.assumptions[:FEW_NOTES]))
 
 
