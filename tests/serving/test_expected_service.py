@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 from pathlib import Path
 
@@ -88,3 +89,30 @@ def test_a_damaged_file_names_the_field(expected: ExpectedService) -> None:
     text = write_expected(expected).replace('"replicas": 1', '"replicas": "one"')
     with pytest.raises(WattcastError, match="replicas"):
         parse_expected(text.encode(), "expected.json")
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("replicas",), 0),
+        (("levels",), []),
+        (("levels", 0, "rate_per_s"), 0.0),
+        (("levels", 0, "figures"), {}),
+        (("replica", "dp"), 0),
+        (("replica", "max_seqs"), -1),
+        (("traffic", "mean_prompt_tokens"), 0.0),
+        (("capacity_per_replica_per_s",), -3.0),
+        (("form",), 2),
+    ],
+)
+def test_impossible_values_are_refused(
+    expected: ExpectedService, place: tuple[str | int, ...], value: object
+) -> None:
+    """A check divides by most of them."""
+    plain = json.loads(write_expected(expected))
+    part = plain
+    for name in place[:-1]:
+        part = part[name]
+    part[place[-1]] = value
+    with pytest.raises(WattcastError, match=r"expected\.json"):
+        parse_expected(json.dumps(plain).encode(), "expected.json")

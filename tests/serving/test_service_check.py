@@ -423,6 +423,13 @@ def test_files_of_unknown_dates_ask_for_the_time_between(tmp_path: Path) -> None
         read_scrapes([str(path)], None)
 
 
+def test_a_file_of_other_bytes_has_no_requests(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.txt"
+    path.write_bytes(b"\xff\xfe\x00vllm")
+    with pytest.raises(WattcastError, match="none between the two readings"):
+        read_scrapes([str(path)], 60.0)
+
+
 def test_data_of_a_check_is_whole(expected: ExpectedService, promised: PromisedReplica) -> None:
     service = RunningService(
         promised.costs, 256, RATE_PER_S, PROMPT.format(800), OUTPUT, None, SECONDS

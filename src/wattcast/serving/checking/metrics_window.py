@@ -174,7 +174,8 @@ def read_scrapes(
     dates_s = []
     for source in sources:
         path = Path(source)
-        scrapes.append(parse_metrics_text(read_bytes(path, LARGEST_ANSWER).decode()))
+        text = read_bytes(path, LARGEST_ANSWER).decode("utf-8", "replace")
+        scrapes.append(parse_metrics_text(text))
         dates_s.append(path.stat().st_mtime)
     if len(scrapes) == 1:
         start_s = scrapes[0].sums.get("process_start_time_seconds", math.nan)

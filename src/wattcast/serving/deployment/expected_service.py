@@ -16,12 +16,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 
 from wattcast import __version__
 from wattcast.coefficients import load_coefficients
+from wattcast.core import bad_value, check_names
 from wattcast.core.strict_files import convert_plain, decode_json, read_bytes
 from wattcast.predictor.engine_host import ENGINE
 from wattcast.predictor.prediction_json import take_fields
@@ -35,6 +37,10 @@ from wattcast.serving.simulate_serving import measure_model_interval
 LOAD_SHARES = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0)  # of what a replica serves within all bounds
 SEEDS = 3
 _NINE_IN_TEN = 1.645  # standard deviations to either side
+FORM = 1  # of ``expected.json``; a file of another form is not read
+
+Positive = Annotated[float, msgspec.Meta(gt=0.0)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,7 @@ class ExpectedFigure:
 class ExpectedLevel:
     """What a replica does at one rate."""
 
-    rate_per_s: float
+    rate_per_s: Positive
     load_share: float  # of what the replica serves within all bounds
     running: float  # mean sequences of a step
     waiting: float  # mean requests in the queue
@@ -95,17 +101,17 @@ class ExpectedReplica:
     model: str
     gpu: str
     engine: str
-    gpus: int
-    tp: int
-    pp: int
-    dp: int
-    ep: int
+    gpus: Count
+    tp: Count
+    pp: Count
+    dp: Count
+    ep: Count
     prefill_engines: int
-    decode_engines: int
-    max_seqs: int
-    max_batched_tokens: int
-    power_limit_w: float
-    clock_hz: float
+    decode_engines: Count
+    max_seqs: Count
+    max_batched_tokens: Count
+    power_limit_w: Positive
+    clock_hz: Positive
     formats: dict[str, Any]  # dtype, quantization, weights, kv_dtype, lora, adapters, sampling
 
 
@@ -117,10 +123,10 @@ class ExpectedTraffic:
     output: str | int
     arrivals: str
     seed: int
-    requests: int  # simulated for each answer
-    rate_per_s: float  # of all replicas
-    mean_prompt_tokens: float
-    mean_output_tokens: float
+    requests: Count  # simulated for each answer
+    rate_per_s: Positive  # of all replicas
+    mean_prompt_tokens: Positive
+    mean_output_tokens: Positive
 
 
 @dataclass(frozen=True)
@@ -135,9 +141,9 @@ class AdoptedFigure:
 class AdoptedService:
     """A service that was declared healthy; later ones are compared with it."""
 
-    rate_per_s: float  # of an engine
-    prompt_tokens: float
-    output_tokens: float
+    rate_per_s: Positive  # of an engine
+    prompt_tokens: Positive
+    output_tokens: Positive
     figures: dict[str, AdoptedFigure]
 
 
@@ -146,14 +152,14 @@ class ExpectedService:
     """The content of ``expected.json``."""
 
     wattcast: str  # version
-    replicas: int
+    replicas: Count
     replica: ExpectedReplica
     traffic: ExpectedTraffic
-    capacity_per_replica_per_s: float
+    capacity_per_replica_per_s: Positive
     bounds: tuple[str, ...]
-    levels: tuple[ExpectedLevel, ...]
+    levels: Annotated[tuple[ExpectedLevel, ...], msgspec.Meta(min_length=1)]
     adopted: AdoptedService | None = None
-    form: int = 1
+    form: int = FORM
 
 
 def expect_service(plan: ServingPlan, model: str | Path) -> ExpectedService:
@@ -281,7 +287,12 @@ def read_expected(path: Path) -> ExpectedService:
 def parse_expected(data: bytes, where: str) -> ExpectedService:
     """Parse the content of ``expected.json``."""
     plain = decode_json(data, dict, where)
-    return convert_plain(plain, ExpectedService, where)
+    if isinstance(plain, dict) and plain.get("form", FORM) != FORM:
+        raise bad_value(f"{where}: form", f"form {FORM}, which this version writes", plain["form"])
+    expected = convert_plain(plain, ExpectedService, where)
+    for level in expected.levels:
+        check_names(f"figure at {where}", FIGURES, level.figures)
+    return expected
 
 
 def find_level(levels: Sequence[ExpectedLevel], rate_per_s: float) -> ExpectedLevel:
