@@ -161,6 +161,19 @@ def test_a_daemon_that_ends_tells_its_clients_to_come_again(
         assert reply.say.endswith("the daemon ends.")
 
 
+def test_a_plane_of_clocks_ends_where_its_daemon_is_lost(node: Node) -> None:
+    """Going on, a program would run at the card's own clocks and be filed under others."""
+    daemon = node.serve()
+    sleeps = (sys.executable, "-c", "import time; time.sleep(30)")
+    arguments = ("--apply", "--cores", "2", "--socket", str(node.socket))
+    visit = node.start("plane", *arguments, "--", *sleeps)
+    wait_for(lambda: node.is_set)
+    os.kill(node.worker(daemon), signal.SIGKILL)
+    assert visit.wait(PATIENCE_S) != 0
+    assert "the daemon was lost at 1980 MHz" in node.said()
+    wait_for(lambda: not node.is_set)
+
+
 def test_a_card_that_an_operator_restored_is_not_claimed_again(node: Node) -> None:
     """A daemon that is there gave the card back on purpose."""
     node.serve()

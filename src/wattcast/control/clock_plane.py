@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import numpy as np
 
 from wattcast.control.card_settings import RefusedKnob
-from wattcast.control.daemon_client import DaemonCard
+from wattcast.control.daemon_client import DaemonCard, SilentDaemon
 from wattcast.control.live_plant import POLL_S
 from wattcast.core import MissingTool
 from wattcast.measure.measured_run import PassedSignals
@@ -66,6 +66,7 @@ def visit_clock_plane(
             memory = f"{memory_hz / 1e6:.0f}"
             try:
                 card.apply(core_hz, memory_hz if has_several else None, None)
+                _check_daemon(card, core)
             except RefusedKnob as error:
                 say(f"{core} and {memory} MHz are left out: {error}")
                 codes[core_hz, memory_hz] = None
@@ -75,6 +76,7 @@ def visit_clock_plane(
             try:
                 while process.poll() is None:
                     card.beat()
+                    _check_daemon(card, core)
                     time.sleep(POLL_S)
             finally:
                 if process.poll() is None and not signals.came:
@@ -82,6 +84,13 @@ def visit_clock_plane(
                 is_ending = signals.came or process.poll() is None
                 codes[core_hz, memory_hz] = await_end(process, is_ending)
     return codes
+
+
+def _check_daemon(card: DaemonCard, core: str) -> None:
+    """Raise an error where the card may have lost the clocks of a pair while its program ran."""
+    if card.losses > 0:
+        do = "What ran there is not to be used; visit the plane again."
+        raise SilentDaemon(f"the daemon was lost at {core} MHz. {do}")
 
 
 def start_program(
