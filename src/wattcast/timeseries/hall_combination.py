@@ -103,7 +103,7 @@ def combine_parts(work: HallWork, grid_s: float, read: Callable[[int], PartSerie
             uncapped_rack_j += list(part.rack_j)
         place = work.rows[index][0]
         group_j[place] += row_j[index]
-        gpu_j += part.gpu_j.sum(axis=0)
+        gpu_j += part.gpu_j
         if mask is not None:
             capped_racks[place] += mask.sum(axis=0)
         counts += np.stack([part.card_counts, part.node_counts])

@@ -54,7 +54,7 @@ class PartSeries:
 
     index: int
     rack_j: Array  # (rack, bin) at the plug
-    gpu_j: Array  # (rack, bin) of the GPUs alone
+    gpu_j: Array  # (bin,) of the GPUs alone, of all racks
     capped_j: Array | None  # (rack, bin) with GPUs under the cap
     card_counts: npt.NDArray[np.int64]  # bins of time by power of a card
     node_counts: npt.NDArray[np.int64]
@@ -156,7 +156,7 @@ class HallWork:
         return PartSeries(
             index,
             rack_j,
-            gpu_j,
+            gpu_j.sum(axis=0),
             capped_j,
             counter.card_counts,
             counter.node_counts,
