@@ -46,6 +46,7 @@ from wattcast.serving.checking.service_check import (
     find_other_clock,
     find_other_lengths,
     find_overload,
+    widen_for_few,
 )
 from wattcast.serving.deployment.expected_service import (
     AdoptedService,
@@ -61,6 +62,7 @@ RATE_PER_S = 12.0
 SECONDS = 120.0
 LOWER_CLOCK_HZ = 1.2e9
 HEALTHY, FAULTY = 100, 20  # trials of the full test
+FIRST_SEED = 1000  # those below were in view when intervals were widened
 
 
 @pytest.fixture(scope="module")
@@ -149,9 +151,14 @@ def test_faults_are_found_in_18_of_20_and_95_of_100_healthy_ones_pass(
 ) -> None:
     found = {}
     for fault in ("card", "lengths", "clock"):
-        trials = [run_trial(expected, promised, fault, seed) for seed in range(FAULTY)]
+        trials = [
+            run_trial(expected, promised, fault, seed)
+            for seed in range(FIRST_SEED, FIRST_SEED + FAULTY)
+        ]
         found[fault] = sum(names_fault(result, fault) for result in trials)
-    healthy = [run_trial(expected, promised, "", seed) for seed in range(HEALTHY)]
+    healthy = [
+        run_trial(expected, promised, "", seed) for seed in range(FIRST_SEED, FIRST_SEED + HEALTHY)
+    ]
     passed = sum(not result.has_alarm for result in healthy)
     print(found, passed)
     assert min(found.values()) >= 18
@@ -182,6 +189,12 @@ def test_intervals_share_out_false_alarms() -> None:
     """One figure may be outside in a twentieth of services, each of twelve in a 240th."""
     assert count_deviations(1) == pytest.approx(1.96, abs=0.005)
     assert count_deviations(12) == pytest.approx(2.865, abs=0.005)
+
+
+def test_few_draws_widen_an_interval_as_student_says() -> None:
+    """With normal quantiles, eight draws raised an alarm on 14 of 100 healthy services."""
+    assert 2.394 * widen_for_few(2.394, 7) == pytest.approx(3.13, abs=0.04)
+    assert widen_for_few(2.394, 10**6) == pytest.approx(1.0, abs=1e-5)
 
 
 def test_lengths_within_a_tenth_are_the_same_traffic(

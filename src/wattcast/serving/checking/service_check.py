@@ -241,6 +241,7 @@ def _compare_figures(
         simulated = math.exp(float(logs.mean()))
         # of this window, and of the mean of the simulated ones
         sampling = float(logs.std(ddof=1)) * math.hypot(share, 1.0 / math.sqrt(SEEDS))
+        sampling *= widen_for_few(deviations, SEEDS - 1)
         offset, spread = _find_spread(expected, window, name, promised)
         sigma = math.hypot(spread, sampling)
         centre = math.log(simulated) + offset
@@ -267,6 +268,24 @@ def count_deviations(compared: int) -> float:
     (1.96, 2.39)
     """
     return NormalDist().inv_cdf(1.0 - CHECK.false_alarms / (2.0 * compared))
+
+
+def widen_for_few(deviations: float, freedom: int) -> float:
+    """Return by how much a standard deviation counts more that was estimated from a few draws.
+
+    The quantile of Student's t over that of the normal distribution, z:
+
+        t = z + (z³ + z) / (4ν) + (5z⁵ + 16z³ + 3z) / (96ν²)
+
+    with ν degrees of freedom (Abramowitz and Stegun, 26.7.5).
+
+    >>> round(1.96 * widen_for_few(1.96, 7), 2)  # the table has 2.365
+    2.36
+    """
+    z = deviations
+    first = (z**3 + z) / (4.0 * freedom)
+    second = (5.0 * z**5 + 16.0 * z**3 + 3.0 * z) / (96.0 * freedom**2)
+    return (z + first + second) / z
 
 
 def _find_spread(
