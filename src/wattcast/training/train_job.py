@@ -312,18 +312,7 @@ def train(
     if not any(candidate.step for candidate in candidates):
         raise _explain_misfit(job, order.gpus, candidates, list_ways)
 
-    def score(candidate: Candidate) -> float:
-        """Return what a sequence takes of the time, energy or money that is minimised."""
-        if candidate.step is None:
-            return float("inf")
-        energy_j = float(candidate.step.energy_j)
-        seconds = float(candidate.step.latency_s)
-        spent = {"time": seconds, "energy": energy_j}.get(order.minimise)
-        if not spent:
-            node_j = energy_j * (1.0 + losses.host_share)
-            spent = prices.cost(job.gpu.name, node_j, seconds) or 0.0
-        return spent / candidate.strategy.global_batch
-
+    score = _make_score(order.minimise, job.gpu.name, losses.host_share, prices)
     candidates.sort(key=score)
     best = candidates[0]
     strategy = best.strategy
@@ -367,6 +356,25 @@ def train(
         reason=_say_why(candidates, order.minimise, score),
         assumptions=_list_assumptions(job, best, order.gpus, is_free_batch, losses.host_share),
     )
+
+
+def _make_score(
+    minimise: str, gpu: str, host_share: float, prices: Prices
+) -> Callable[[Candidate], float]:
+    """Return a function of what a sequence takes of the time, energy or money that is minimised."""
+
+    def score(candidate: Candidate) -> float:
+        if candidate.step is None:
+            return float("inf")
+        energy_j = float(candidate.step.energy_j)
+        seconds = float(candidate.step.latency_s)
+        spent = {"time": seconds, "energy": energy_j}.get(minimise)
+        if not spent:
+            node_j = energy_j * (1.0 + host_share)
+            spent = prices.cost(gpu, node_j, seconds) or 0.0
+        return spent / candidate.strategy.global_batch
+
+    return score
 
 
 def _set_up_job(spec: ModelSpec, chip: Gpu, chosen: ParsedOptions) -> JobSetting:

@@ -80,40 +80,58 @@ def list_strategies(
     ``given`` holds what is never chosen. Of the rest, what is None is open. A ``free_batch`` was
     not given: it may grow to what GPUs can share."""
     heads = getattr(dims, "heads", 1)
-    layers = getattr(dims, "layers", 1)
     kv_heads = getattr(dims, "kv_heads", heads)
-    tps = [tp] if tp else [n for n in (1, 2, 4, 8) if n <= min(gpus, node_gpus) and heads % n == 0]
-    pps = (
-        [pp]
-        if pp
-        else [n for n in (1, 2, 4, 8, 16) if n <= layers and (n == 1 or gpus > node_gpus)]
-    )
+    layers = getattr(dims, "layers", 1)
     if (pp or 1) > layers:
         raise bad_value("pp", f"at most the model's {layers} layers", pp)
     if given.interleave > 1 and (pp or 1) == 1:
         raise bad_value("interleave", "1 without pipeline stages", given.interleave, "Add --pp 4.")
-    found: list[TrainingStrategy] = []
-    for t, p in product(tps, pps):
-        if heads % t or (kv_heads % t and t % kv_heads):
-            raise bad_value("tp", f"a divisor of heads={heads}", t)
-        dp, left = divmod(gpus, t * p * given.cp)
-        if left:
+    tensor_widths = [tp] if tp else _list_tensor_widths(min(gpus, node_gpus), heads)
+    stage_counts = [pp] if pp else _list_stage_counts(layers, gpus > node_gpus)
+    strategies: list[TrainingStrategy] = []
+    for width, stages in product(tensor_widths, stage_counts):
+        if heads % width or (kv_heads % width and width % kv_heads):
+            raise bad_value("tp", f"a divisor of heads={heads}", width)
+        replicas, unused = divmod(gpus, width * stages * given.cp)
+        if unused:
             continue
-        whole = max(-(-batch // dp), 1) * dp if free_batch else batch
-        useful = [Sharding.ZERO1] if p > 1 else [Sharding.ZERO1, Sharding.ZERO2, Sharding.ZERO3]
-        shards = [sharding] if sharding else useful if dp * given.cp > 1 else [Sharding.NONE]
-        sizes = [
-            size
-            for size in ([micro_batch] if micro_batch else MICRO_BATCHES)
-            if whole % (dp * size) == 0
-        ]
-        for zero, again, size in product(shards, recompute, sizes):
-            shared = replace(given, dp=dp, tp=t, pp=p, sharding=zero, recompute=again)
-            found.append(replace(shared, micro_batch=size, accumulation=whole // (dp * size)))
-    if gpus % (group := (tp or 1) * (pp or 1) * given.cp):
+        shared = replace(given, dp=replicas, tp=width, pp=stages)
+        sequences = max(-(-batch // replicas), 1) * replicas if free_batch else batch
+        shardings = [sharding] if sharding else _list_shardings(shared)
+        sizes = [micro_batch] if micro_batch else list(MICRO_BATCHES)
+        even_sizes = [size for size in sizes if sequences % (replicas * size) == 0]
+        for zero, again, size in product(shardings, recompute, even_sizes):
+            steps = sequences // (replicas * size)
+            way = replace(shared, sharding=zero, recompute=again)
+            strategies.append(replace(way, micro_batch=size, accumulation=steps))
+    group = (tp or 1) * (pp or 1) * given.cp
+    if gpus % group:
         raise bad_value("gpus", f"a multiple of tp x pp x cp = {group}", gpus)
-    if not found:
+    if not strategies:
         wanted = f"sequences that {gpus} GPUs can share evenly with these options"
         do = "--micro-batch, --tp or --pp"
         raise bad_value("global_batch", wanted, batch, f"Change --global-batch, {do}.")
-    return found
+    return strategies
+
+
+def _list_tensor_widths(most: int, heads: int) -> list[int]:
+    """List how many GPUs of a node may share each layer: as many as share its heads evenly."""
+    return [width for width in (1, 2, 4, 8) if width <= most and heads % width == 0]
+
+
+def _list_stage_counts(layers: int, has_nodes: bool) -> list[int]:
+    """List how many pipeline stages a job may have: one, and more only across nodes."""
+    if not has_nodes:
+        return [1]
+    return [stages for stages in (1, 2, 4, 8, 16) if stages <= layers]
+
+
+def _list_shardings(strategy: TrainingStrategy) -> list[Sharding]:
+    """List how replicas may share weights, gradients and moments: not at all if there is but one,
+    and moments alone with pipeline stages.
+    """
+    if strategy.dp * strategy.cp <= 1:
+        return [Sharding.NONE]
+    if strategy.pp > 1:
+        return [Sharding.ZERO1]
+    return [Sharding.ZERO1, Sharding.ZERO2, Sharding.ZERO3]

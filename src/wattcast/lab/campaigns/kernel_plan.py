@@ -170,63 +170,74 @@ _LEAST_PAST = 4  # times the new part: a cache, rather than two halves laid side
 
 def spec_from_operator(plain: Plain) -> OperatorSpec | None:
     """Return the operator as the campaign runs it, or None where the campaign cannot."""
-    operator = {k: v for k, v in plain.items() if k not in ("count", "label")}
-    if not {operator.get(name, "bf16") for name in ("dtype", "out_dtype", "weight_dtype")} <= set(
-        FORMATS
-    ):
+    operator = {name: value for name, value in plain.items() if name not in ("count", "label")}
+    formats = {operator.get(name, "bf16") for name in ("dtype", "out_dtype", "weight_dtype")}
+    if not formats <= set(FORMATS):
         return None
     match operator["op"]:
         case "linear":
-            fields = {"bias": False, **operator}
-            if fields["dtype"] == "tf32":
-                fields.pop("out_dtype", None)  # fp32, as its operands
-            narrow = fields["dtype"] == "fp8" and fields.get("out_dtype") == "bf16"
-            if "weight_dtype" in fields or ("out_dtype" in fields and not narrow):
-                return None
-            if fields["dtype"] == "fp8" and (
-                not narrow or any(fields[name] % 16 for name in "mnk")
-            ):
-                return None
-            if fields.get("turned"):
-                return (
-                    None
-                    if fields["dtype"] == "fp8" or fields["bias"]
-                    else OperatorSpec("linear", fields, "tn")
-                )
-            return OperatorSpec("linear", fields, "nt", "weights")
+            return _spec_linear(operator)
         case "bmm":
-            wide = operator["dtype"] == "tf32" and operator.pop("out_dtype", None)
-            mixed = {"weight_dtype", "out_dtype"} & set(operator) and not wide
-            return (
-                None
-                if mixed
-                else OperatorSpec("bmm", operator, "tn" if operator.get("turned") else "nn")
-            )
+            return _spec_batched_product(operator)
         case "conv2d":
-            fields = {"stride": 1, "padding": 0, "groups": 1, "channels_last": False, **operator}
-            if set(fields) - {*_CONVOLUTION, *_MORE_CONVOLUTION}:
-                return None
-            rotated = "none" if fields.get("direction") == "wgrad" else "weights"
-            return OperatorSpec(
-                "conv2d", fields, "nhwc" if fields["channels_last"] else "nchw", rotated
-            )
+            return _spec_convolution(operator)
         case "softmax" | "layernorm" | "rmsnorm":
-            fused = {"read", "write"} & set(operator)
-            return None if fused else OperatorSpec(operator["op"], operator, "contiguous")
+            is_fused = {"read", "write"} & set(operator)
+            return None if is_fused else OperatorSpec(operator["op"], operator, "contiguous")
         case "attention":
-            decode = operator["q_len"] == 1
-            unsupported = "v_head_dim" in operator or operator["dtype"] not in ("bf16", "fp16")
-            if unsupported or (decode and operator.get("backward")):
-                return None
-            layout, rotated = ("bhsd", "all") if decode else ("bshd", "none")
-            return OperatorSpec(
-                "attention", {"causal": False, **operator}, layout, rotated, {"backend": "default"}
-            )
+            return _spec_attention(operator)
         case "collective":
             return None
         case kind if find_measured_call(kind) is not None:
             return OperatorSpec(kind, operator)
     return _spec_elementwise(operator)
+
+
+def _spec_linear(operator: Plain) -> OperatorSpec | None:
+    """Return a linear layer; one in fp8 yields bf16 and has sizes that are multiples of 16."""
+    fields = {"bias": False, **operator}
+    if fields["dtype"] == "tf32":
+        fields.pop("out_dtype", None)  # fp32, as its operands
+    is_fp8 = fields["dtype"] == "fp8"
+    yields_bf16 = is_fp8 and fields.get("out_dtype") == "bf16"
+    if "weight_dtype" in fields or ("out_dtype" in fields and not yields_bf16):
+        return None
+    if is_fp8 and (not yields_bf16 or any(fields[name] % 16 for name in "mnk")):
+        return None
+    if not fields.get("turned"):
+        return OperatorSpec("linear", fields, "nt", "weights")
+    if is_fp8 or fields["bias"]:
+        return None
+    return OperatorSpec("linear", fields, "tn")
+
+
+def _spec_batched_product(operator: Plain) -> OperatorSpec | None:
+    """Return a batched product whose operands and results are of one format."""
+    yields_fp32 = operator["dtype"] == "tf32" and operator.pop("out_dtype", None)
+    if {"weight_dtype", "out_dtype"} & set(operator) and not yields_fp32:
+        return None
+    return OperatorSpec("bmm", operator, "tn" if operator.get("turned") else "nn")
+
+
+def _spec_convolution(operator: Plain) -> OperatorSpec | None:
+    fields = {"stride": 1, "padding": 0, "groups": 1, "channels_last": False, **operator}
+    if set(fields) - {*_CONVOLUTION, *_MORE_CONVOLUTION}:
+        return None
+    rotated = "none" if fields.get("direction") == "wgrad" else "weights"
+    layout = "nhwc" if fields["channels_last"] else "nchw"
+    return OperatorSpec("conv2d", fields, layout, rotated)
+
+
+def _spec_attention(operator: Plain) -> OperatorSpec | None:
+    """Return attention of prompts, or of one token over a cache, which has no gradient."""
+    is_decode = operator["q_len"] == 1
+    if "v_head_dim" in operator or operator["dtype"] not in ("bf16", "fp16"):
+        return None
+    if is_decode and operator.get("backward"):
+        return None
+    layout, rotated = ("bhsd", "all") if is_decode else ("bshd", "none")
+    fields = {"causal": False, **operator}
+    return OperatorSpec("attention", fields, layout, rotated, {"backend": "default"})
 
 
 _CONVOLUTION = (

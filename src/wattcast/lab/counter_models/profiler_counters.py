@@ -380,55 +380,69 @@ def make_table_lines(folder: Path, gpu: str) -> list[CounterLine]:
     bundle. Lines are of the first round and of the counted version of a kernel; rows without power
     are left out, and the last row of an id counts."""
     counters = folder / MICROBENCH_COUNTERS_FILE
-    if counters.is_file() and (
-        plane := [p for p in folder.iterdir() if PLANE_FOLDER.fullmatch(p.name)]
-    ):
-        return _make_plane_lines(
-            sorted(plane, key=lambda p: [-int(n) for n in p.name.split("-")[::-1]]), gpu
-        )
-    if not counters.is_file() and PLANE_FOLDER.fullmatch(folder.name):
+    if counters.is_file():
+        plane = [path for path in folder.iterdir() if PLANE_FOLDER.fullmatch(path.name)]
+        if plane:
+            return _make_plane_lines(sorted(plane, key=_rank_highest_clocks), gpu)
+    elif PLANE_FOLDER.fullmatch(folder.name):
         counters = folder.parent / MICROBENCH_COUNTERS_FILE
     if not counters.is_file():
-        raise bad_value(
-            str(folder),
-            f"a folder with {MICROBENCH_COUNTERS_FILE} (lab microbench --counters)",
-            "none",
-        )
+        wanted = f"a folder with {MICROBENCH_COUNTERS_FILE} (lab microbench --counters)"
+        raise bad_value(str(folder), wanted, "none")
     counted = {str(row["id"]): row for row in read_lines(counters)}
     names = sorted({name for row in counted.values() for name in row["metrics"]})
     most = max((_dram_byte_per_s(row["metrics"]) for row in counted.values()), default=0.0)
     lines: list[CounterLine] = []
-    for path in (folder / name for name in RESULT_FILES):
-        latest: dict[str, Plain] = {}
-        for row in read_lines(path, missing_ok=True):
-            version = counted.get(_counted_kernel(str(row.get("name"))), row).get("version", 1)
-            usable = not row.get("error") and row.get("power_w") and not row.get("repeat")
-            if usable and int(row.get("version", 1)) == int(version):
-                latest[str(row.get("name"))] = row
-        for row in latest.values():
+    for file_name in RESULT_FILES:
+        for row in _read_latest_rows(folder / file_name, counted):
             metrics = _scale_counts(row, counted, names, most)
-            if metrics is None:
-                continue
-            name = str(row["name"])
-            power_w = float(row["power_w"])
-            memory_w = float(row.get("memory_power_w") or 0.0)
-            clock_hz = float(row.get("sm_clock_hz") or 0.0)
-            line: CounterLine = {
-                "benchmark": name,
-                "group": f"{row['group']}{MOVED_SUFFIX * moves_frames(name)}",
-                "repeat": float(row.get("repeat", 0)),
-                "watts": power_w,
-                "memory_watts": memory_w,
-                "other_watts": power_w - memory_w,
-                "idle_watts": float(row.get("idle_power_w") or power_w),
-                "seconds": float(row.get("launch_s") or 1.0),
-                "clock_hz": clock_hz,
-                "effective_clock_hz": float(row.get("effective_clock_hz") or clock_hz),
-            }
-            level = bundle_voltage(gpu, clock_hz)
-            line |= {} if level is None else {"relative_voltage": level}
-            lines.append({**line, **metrics, **events_of_launch(metrics)})
+            if metrics is not None:
+                line = _describe_run(row, gpu)
+                lines.append({**line, **metrics, **events_of_launch(metrics)})
     return lines
+
+
+def _rank_highest_clocks(folder: Path) -> list[int]:
+    """Return a key that sorts the folders of pairs of clocks, the highest first."""
+    return [-int(clock) for clock in folder.name.split("-")[::-1]]
+
+
+def _read_latest_rows(path: Path, counted: Mapping[str, Plain]) -> list[Plain]:
+    """Read the last usable row of each benchmark: of the first round, with watts, and of the
+    version of the kernel that was counted.
+    """
+    latest: dict[str, Plain] = {}
+    for row in read_lines(path, missing_ok=True):
+        name = str(row.get("name"))
+        version = counted.get(_counted_kernel(name), row).get("version", 1)
+        is_usable = not row.get("error") and row.get("power_w") and not row.get("repeat")
+        if is_usable and int(row.get("version", 1)) == int(version):
+            latest[name] = row
+    return list(latest.values())
+
+
+def _describe_run(row: Plain, gpu: str) -> CounterLine:
+    """Return the watts by rail and the clocks of a measured microbenchmark."""
+    name = str(row["name"])
+    power_w = float(row["power_w"])
+    memory_w = float(row.get("memory_power_w") or 0.0)
+    clock_hz = float(row.get("sm_clock_hz") or 0.0)
+    line: CounterLine = {
+        "benchmark": name,
+        "group": f"{row['group']}{MOVED_SUFFIX * moves_frames(name)}",
+        "repeat": float(row.get("repeat", 0)),
+        "watts": power_w,
+        "memory_watts": memory_w,
+        "other_watts": power_w - memory_w,
+        "idle_watts": float(row.get("idle_power_w") or power_w),
+        "seconds": float(row.get("launch_s") or 1.0),
+        "clock_hz": clock_hz,
+        "effective_clock_hz": float(row.get("effective_clock_hz") or clock_hz),
+    }
+    level = bundle_voltage(gpu, clock_hz)
+    if level is not None:
+        line["relative_voltage"] = level
+    return line
 
 
 def _make_plane_lines(folders: list[Path], gpu: str) -> list[CounterLine]:
