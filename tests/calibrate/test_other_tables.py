@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import gzip
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from wattcast.calibrate.table_rows import read_tables
+from wattcast.calibrate.kernel_rows import ROW_NUMBERS, KernelRows
+from wattcast.calibrate.row_prediction import predict_with_bundle
+from wattcast.calibrate.table_fit import beside_s, fit_beside, start_bundle
+from wattcast.calibrate.table_rows import TableRows, read_tables
 from wattcast.core.units import Dtype
 from wattcast.hardware import load_gpu
+from wattcast.kernels import RunCondition
 from wattcast.workload.engine_operators import BlockProduct, PagedAttention, ScaledProduct
+from wattcast.workload.engine_row_operators import Quantize
 from wattcast.workload.operator_types import Linear
 
 
@@ -82,3 +88,46 @@ def test_other_backends_of_sglang_are_passed_over(tmp_path: Path, source: str, c
     path = tmp_path / "b200_sxm.sglang-0.5.14.context_attention.csv.gz"
     table = read_tables([_write(path, lines)], load_gpu("b200"), engine="sglang")
     assert len(table.rows) == 1 + count
+
+
+def test_quantising_is_fitted_where_it_takes_most_of_the_time() -> None:
+    """A B200's SGLang products of many tokens and few outputs were predicted to take up to three
+    times as long as they do: quantising their input was the H200's, three launches a tensor.
+    """
+    chip = load_gpu("b200")
+    start = start_bundle(chip)
+    sizes = [(m, n, 4096 * k) for m in (4096, 8192, 16384) for n in (32, 64) for k in range(1, 9)]
+    products = [ScaledProduct(m, n, k, "tensor", dtype=Dtype.FP8) for m, n, k in sizes]
+    inputs = tuple((Quantize(m, k, "tensor", dtype=Dtype.BF16),) for m, _, k in sizes)
+    rows = _make_rows(products)
+    own_s = predict_with_bundle(start, rows, chip, 1.0)[:, 0]
+    table = TableRows(rows, inputs, ("sglang",) * len(rows), ())
+    quantising_s = 0.4 * beside_s(table, chip, start)
+    timed = replace(rows, number={**rows.number, "latency_s": own_s + quantising_s})
+    moved = fit_beside(replace(table, rows=timed), chip, start, start)
+    np.testing.assert_allclose(beside_s(table, chip, moved), quantising_s, rtol=0.1)
+    changed = {
+        name for name in moved.corrections if moved.corrections[name] != start.corrections.get(name)
+    }
+    assert changed == {"elementwise.engine.rows.quantize.tensor"}
+
+
+def _make_rows(ops: list[ScaledProduct]) -> KernelRows:
+    count = len(ops)
+    return KernelRows(
+        kind=("burst",) * count,
+        ops=tuple(ops),
+        conditions=(RunCondition(rotated="weights"),) * count,
+        data=("random",) * count,
+        spec=("",) * count,
+        repeat=np.zeros(count, dtype=np.int64),
+        names=((),) * count,
+        blocks=((),) * count,
+        uuid=("",) * count,
+        run=("",) * count,
+        chosen=("plan",) * count,
+        number={name: np.full(count, np.nan) for name in ROW_NUMBERS},
+        fit=np.ones(count, dtype=bool),
+        source="made up",
+        card="b200",
+    )

@@ -72,8 +72,9 @@ def test_rows_that_a_study_left_are_listed(elsewhere: dict[str, str]) -> None:
 def test_asking_for_published_sets_runs_them(
     every: bool, elsewhere: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three sets take longer than all others; tests of coverage and tables look at their parts."""
-    for section in () if every else ("tables", "newer-tables", "coverage"):
+    """Some sets take longer than all others; tests of coverage and tables look at their parts."""
+    longest = ("tables", "cards", "newer-tables", "served-points", "chips-left-out", "coverage")
+    for section in () if every else longest:
         where, quantity, _ = public_sets.LONG_SETS[section]
         one = [make_ledger_row(where, quantity, 1, 1.25)]
         monkeypatch.setitem(

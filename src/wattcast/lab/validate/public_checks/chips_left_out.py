@@ -26,11 +26,11 @@ from wattcast.lab.fit.served_evidence import served_evidence
 from wattcast.lab.fit.served_rows import GPU as SERVED_GPU
 from wattcast.lab.fit.served_rows import ServedRow, read_served_rows, select_half
 from wattcast.lab.fit.served_steps import ask_row
-from wattcast.lab.validate.public_checks.other_gpu_checks import read_other_gpus
 from wattcast.lab.validate.public_checks.published_runs import (
     PUBLISHED_GPU,
     PublishedRun,
     clean_runs,
+    read_other_gpus,
     read_published_runs,
 )
 from wattcast.predictor.bundle import Bundle, bundle_for, forecast_bundle
@@ -126,6 +126,7 @@ def _predict_run(run: PublishedRun, chip: Gpu, bundle: Bundle) -> Prediction:
 
 def _read_run(run: PublishedRun, chip: Gpu, bundle: Bundle) -> EnergyEvidence:
     """Return a run's watts and those of the prior's parts at the run's own time."""
+    assert run.power_w is not None, "published runs have watts"
     prediction = _predict_run(run, chip, bundle)
     stretched = float(prediction.latency_s) / run.latency_s
     modules = scalable_modules(bundle)

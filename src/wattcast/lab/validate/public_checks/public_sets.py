@@ -12,6 +12,8 @@ from pathlib import Path
 from wattcast.calibrate.scoring import LedgerRow, Tell
 from wattcast.lab.validate.public_checks.card_errors import WHERE as CARD_ERRORS
 from wattcast.lab.validate.public_checks.card_errors import card_rows
+from wattcast.lab.validate.public_checks.chips_left_out import WHERE as CHIPS_LEFT_OUT
+from wattcast.lab.validate.public_checks.chips_left_out import left_out_rows
 from wattcast.lab.validate.public_checks.collective_checks import collective_rows, public_rows
 from wattcast.lab.validate.public_checks.coverage_checks import coverage_rows
 from wattcast.lab.validate.public_checks.dumped_energies import make_dumped_rows
@@ -34,6 +36,8 @@ from wattcast.lab.validate.public_checks.published_checks import (
 )
 from wattcast.lab.validate.public_checks.published_commands import ask_amd_rows
 from wattcast.lab.validate.public_checks.reference_list import unjudged_rows
+from wattcast.lab.validate.public_checks.served_points import WHERE as SERVED_POINTS
+from wattcast.lab.validate.public_checks.served_points import served_point_rows
 from wattcast.lab.validate.public_checks.served_watts import WHERE as SERVED_WATTS
 from wattcast.lab.validate.public_checks.served_watts import served_rows
 from wattcast.lab.validate.public_checks.training_checks import ask_training_rows, training_rows
@@ -58,6 +62,8 @@ LONG_SETS = {
     ),
     "cards": (CARD_ERRORS, "latency", card_rows),
     "newer-tables": (NEWER_TABLES, "latency", newer_table_rows),
+    "served-points": (SERVED_POINTS, "time between tokens", served_point_rows),
+    "chips-left-out": (CHIPS_LEFT_OUT, "power", left_out_rows),
     "served-watts": (SERVED_WATTS, "power", served_rows),
     "coverage": ("coverage of 90 % intervals", "latency and power", coverage_rows),
 }
