@@ -232,7 +232,8 @@ class CappedSearch:
             is_near = np.abs(self._logs - self._logs[row]) <= CAPPED.longest_step
             is_near |= np.abs(self._levels - self._levels[row]) <= 1
             self._near[row] = is_near.all(axis=1)
-        return np.array(list(map(self._near.__getitem__, rows.tolist()))).any(axis=0)
+        near = np.array([self._near[row] for row in rows.tolist()])
+        return np.asarray(near.any(axis=0))
 
     def _find_beside(self, settings: Settings) -> npt.NDArray[np.bool_]:
         """Tell which settings lie beside one, a level away in two knobs at most, ``(setting,)``."""
