@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import gc
 import io
 import os
 import signal
@@ -17,7 +16,6 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from wattcast.cli import main as command_line
 from wattcast.cli.command_output import Environment
 from wattcast.cli.main import main
 from wattcast.core.strict_files import reference_folder
@@ -34,8 +32,6 @@ os.environ.pop(
 sys.dont_write_bytecode = (
     False  # nor the second half of the suite all tests: that takes longer than to import them
 )
-# imports of a thousand modules leave no garbage: without it, collecting tests takes a fifth less
-gc.disable()
 if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 ):  # as a shell in the background hands on to its children
@@ -46,25 +42,18 @@ settings.register_profile(
 )
 settings.load_profile("wattcast")
 
-build_once, shorten_help = cache(command_line.build_command), command_line.shorten_help
-
-
-def shorten_own_help(command: Any, tell_all: bool) -> None:
-    """Forget commands when the help of one is shortened, which changes it."""
-    shorten_help(command, tell_all)
-    build_once.cache_clear()
-
-
-# A command is built for one call; in a worker thousands of calls come after one another.
-command_line.build_command, command_line.shorten_help = build_once, shorten_own_help
-
 from wattcast.core import measured_rows, row_tables
 
 read_table_once = cache(row_tables.read_table)
 
 
 def read_table(path: Path) -> list[measured_rows.Plain]:
-    """Read tables that ship once a worker; each caller gets rows of its own."""
+    """Read tables that ship once a worker; each caller gets rows of its own.
+
+    The H200's rows take 1.1 s of processor time to read and 2.5 s to load as kernel rows, and sixty
+    places in the tests ask for them. A fixture would not do: most of them ask through functions
+    that users call. Tables that a test wrote are read each time.
+    """
     shipped = path.is_relative_to(ROOT / "src")
     return (
         [row.copy() for row in read_table_once(path)]
@@ -242,15 +231,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import WorkStealingScheduling
 
     return WorkStealingScheduling(config, log) if config.option.dist == "load" else None
-
-
-def pytest_collection_finish() -> None:
-    """Look for garbage among what tests make, not in what was imported, and less often than Python
-    does.
-    """
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
-    gc.enable()
 
 
 EXPECTED_SKIPS = (  # reasons that may stand in a run that must not hide anything
