@@ -82,7 +82,8 @@ def test_asking_for_published_sets_runs_them(
         )
     said: list[str] = []
     build_ledger(tell=said.append, long=True, variables=elsewhere)
-    sections = ["titanx", "v100", "training", "tables", "newer-tables", "coverage"]
+    sections = ["titanx", "v100", "training", "tables", "cards", "newer-tables", "served-points"]
+    sections += ["chips-left-out", "served-watts", "coverage"]
     assert [text for text in said if "working" in text] == [
         f"{section}: working" for section in sections
     ]
