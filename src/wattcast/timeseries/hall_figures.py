@@ -10,6 +10,7 @@ from wattcast.timeseries.hall_combination import CombinedHall
 from wattcast.timeseries.hall_statistics import load_duration_w
 
 MOST_POINTS = 1440  # of a drawn series; each is the mean of what falls on it
+_LONGEST_IN_SECONDS = 7200.0  # a longer span has hours on its axis
 ZOOM_SHARE = 60  # the second panel of a zoom shows so small a part of the span
 
 
@@ -48,7 +49,9 @@ def draw_zoom(hall: CombinedHall) -> Figure:
     above.set_ylim(0.0, 1.3 * float(hall.power_w.max()) / 1e6)
     above.legend(frameon=False, ncols=5, loc="upper left")
     first, last = _around_peak(hall)
-    times = _hours(hall, np.array([first, last], dtype=np.float64))
+    ends = np.array([first, last], dtype=np.float64)
+    seconds = hall.work.bins * hall.work.bin_s
+    times = _hours(hall, ends) if seconds > _LONGEST_IN_SECONDS else ends * hall.work.bin_s
     above.axvspan(times[0], times[1], color="#000000", alpha=0.25)
     _stack_groups(below, hall, first, last)
     bottom, top = below.get_ylim()
@@ -85,7 +88,7 @@ def _stack_groups(axes: Axes, hall: CombinedHall, first: int, last: int) -> None
     begins = first + factor * np.arange(count, dtype=np.float64)
     names = [work.group.name for work in hall.work.groups]
     seconds = (last - first) * hall.work.bin_s
-    if seconds > 7200.0:
+    if seconds > _LONGEST_IN_SECONDS:
         times = _hours(hall, begins)
         axes.set_xlabel("Hour of the day")
     else:
