@@ -203,7 +203,9 @@ def clarify_error(
         if not asked.startswith("--") and one_dash is not None:
             asked = f"-{one_dash.partition('=')[0]}"
         meant = OTHER_NAMES.get(asked.strip("-").replace("_", "-").lower())
-        nearest = [meant] if meant in known else nearest_names(asked, known)
+        nearest = nearest_names(asked, known)
+        if meant is not None and meant in known:
+            nearest = [meant]
         if asked in known:
             nearest = [asked]
         hint = f" Did you mean {' or '.join(nearest)}?" if nearest else ""
