@@ -6,6 +6,7 @@ import csv
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -89,6 +90,15 @@ def test_a_damaged_file_names_the_field(expected: ExpectedService) -> None:
     text = write_expected(expected).replace('"replicas": 1', '"replicas": "one"')
     with pytest.raises(WattcastError, match="replicas"):
         parse_expected(text.encode(), "expected.json")
+
+
+def test_mean_lengths_are_those_of_the_distribution() -> None:
+    """Means of the few requests that a plan simulates were up to a tenth off, so that a check found
+    longer prompts where there were none, and simulated them."""
+    shape = "lognormal:median=800,sigma=0.6,least=16,most=8000"
+    words: Any = {"rate": "2/s", "prompt": shape, "output": 8, "tp": (1,), "requests": 50}
+    traffic = expect_service(plan("gpt2", "h200", force=True, **words).best, "gpt2").traffic
+    assert traffic.mean_prompt_tokens == pytest.approx(800 * math.exp(0.18), rel=0.015)
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ from wattcast.serving.simulate_serving import measure_model_interval
 
 LOAD_SHARES = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0)  # of what a replica serves within all bounds
 SEEDS = 3
+MEAN_REQUESTS = 20_000  # drawn for the mean lengths, so that chance moves them by less than 1 %
 _NINE_IN_TEN = 1.645  # standard deviations to either side
 FORM = 1  # of ``expected.json``; a file of another form is not read
 
@@ -169,7 +170,7 @@ def expect_service(plan: ServingPlan, model: str | Path) -> ExpectedService:
     planned = demand.rate_per_s / plan.replicas / capacity_per_s
     shares = sorted({*LOAD_SHARES, round(planned, 4)})
     levels = [expect_level(demand, plan.option, capacity_per_s, share) for share in shares]
-    prompt, output = demand.mean_lengths
+    drawn = demand.draw_requests(MEAN_REQUESTS)
     traffic = ExpectedTraffic(
         prompt=demand.prompt,
         output=demand.output,
@@ -177,8 +178,8 @@ def expect_service(plan: ServingPlan, model: str | Path) -> ExpectedService:
         seed=demand.seed,
         requests=demand.requests,
         rate_per_s=demand.rate_per_s,
-        mean_prompt_tokens=prompt,
-        mean_output_tokens=output,
+        mean_prompt_tokens=float(drawn.prompt_tokens.mean()),
+        mean_output_tokens=float(drawn.output_tokens.mean()),
     )
     return ExpectedService(
         wattcast=__version__,
