@@ -393,7 +393,9 @@ def _far_row_error(m: MeasuredModel, forecast_s: float, ratio: float) -> BadInpu
 
 
 def _compare_repeats(a: MeasuredModel, b: MeasuredModel) -> str:
-    """Return a note where two rows of one run differ; refuse them where they cannot both be right."""
+    """Return a note where two rows of one run differ; refuse them where they cannot both be
+    right.
+    """
     if a.graph is not b.graph and a.graph != b.graph:
         return ""
     if (a.clock_hz, a.power_limit_w) != (b.clock_hz, b.power_limit_w):

@@ -82,7 +82,9 @@ class EnergyPosterior:
     rows: Mapping[str, int]  # of each kind
 
     def move(self, bundle: Bundle) -> Bundle:
-        """Return a bundle with these factors on its energies; without evidence it stays as it is."""
+        """Return a bundle with these factors on its energies; without evidence it stays as it
+        is.
+        """
         if not self.rows:
             return bundle
         power = bundle.power.scale_energy(self.factors, idle_factor=self.idle_factor)

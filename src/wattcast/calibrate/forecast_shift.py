@@ -170,7 +170,9 @@ IdleRows = list[tuple[float, float, float]]  # clock (Hz), power (W), temperatur
 
 
 def move_forecast(rows: KernelRows, gpu: Gpu, forecast: Bundle, idle: IdleRows) -> InheritedFit:
-    """Move the forecast of ``gpu`` by ``rows`` (and idle rows) of the card as far as they support."""
+    """Move the forecast of ``gpu`` by ``rows`` (and idle rows) of the card as far as they
+    support.
+    """
     mover = _Mover(TIME_LEVELS, shift_latency, _latency_log_ratio)
     latency, bundle = _best_levels(take_bursts(rows), gpu, scale_idle(forecast, idle), mover)
     power, bundle = shift_energies(rows, gpu, bundle)

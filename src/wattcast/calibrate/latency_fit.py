@@ -41,7 +41,9 @@ def fit_trees(
     least_rows: int = 6,
     loss: str = "absolute_error",
 ) -> TreeEnsemble:
-    """Fit boosted trees to features ``(row, name)``; small and slow-learning, since rows are few."""
+    """Fit boosted trees to features ``(row, name)``; small and slow-learning, since rows are
+    few.
+    """
     from sklearn.ensemble import HistGradientBoostingRegressor
 
     model = HistGradientBoostingRegressor(

@@ -125,8 +125,8 @@ def calibrate_tables(
     """Calibrate a GPU on public kernel tables (or kernel rows of our own): files, folders, or
     several of them; on those of one engine where it is named.
 
-    It is ``wattcast.calibrate(gpu=..., table=...)``; ``wattcast.predict(..., bundle=result.bundle)``
-    uses the result.
+    It is ``wattcast.calibrate(gpu=..., table=...)``; ``wattcast.predict(...,
+    bundle=result.bundle)`` uses the result.
     """
     chip = find_gpu(gpu)
     paths = [tables] if isinstance(tables, (str, Path)) else list(tables)
@@ -319,7 +319,8 @@ def _fit_own_times(table: TableRows, gpu: Gpu, start: Bundle) -> Bundle:
 
 
 def fit_beside(table: TableRows, gpu: Gpu, start: Bundle, fitted: Bundle) -> Bundle:
-    """Fit the corrections of what products were timed together with, where it takes most of the time.
+    """Fit the corrections of what products were timed together with, where it takes most of the
+    time.
 
     Products of many tokens and few outputs are quick beside quantising their inputs. The product's
     time comes from ``fitted``, and what is left of the latency is the operator's. Kinds with few
@@ -358,7 +359,9 @@ def fit_beside(table: TableRows, gpu: Gpu, start: Bundle, fitted: Bundle) -> Bun
 
 
 def beside_s(table: TableRows, gpu: Gpu, bundle: Bundle) -> Array:
-    """Predict the seconds of the operators that each row was timed together with, at the top clock."""
+    """Predict the seconds of the operators that each row was timed together with, at the top
+    clock.
+    """
     seconds = np.zeros(len(table.beside))
     rows: list[int] = []
     ops: list[Operator] = []
@@ -455,7 +458,9 @@ def take_few_powered(rows: KernelRows) -> KernelRows:
 
 
 def _interval_ends(table: TableRows, gpu: Gpu, bundle: Bundle) -> dict[str, ResidualEnds]:
-    """Return the interval ends of each family from its rows held out; power keeps the forecast's."""
+    """Return the interval ends of each family from its rows held out; power keeps the
+    forecast's.
+    """
     ratio = table.rows.column("latency_s") / predict_tables_s(table, gpu, bundle)
     families = np.array(table.rows.family)
     residuals = {}

@@ -4,9 +4,9 @@ takes.
 A table is CSV (also called ``.txt``, or compressed as ``.csv.gz``) or Parquet and is recognised by
 its columns: products (``gemm_dtype``, m, n, k), attention (``attn_dtype``, ``batch_size``, ``isl``,
 ``step`` ...) and experts (``moe_dtype`` ...). Latency is in milliseconds. Path or file name give
-system, engine and version: ``SYSTEM.ENGINE-VERSION.TABLE.csv`` or ``SYSTEM/.../ENGINE/VERSION/TABLE.parquet``. Files
-are scanned lazily and thinned while they stream, so that the full database of 24 million rows takes
-memory for a few thousand.
+system, engine and version: ``SYSTEM.ENGINE-VERSION.TABLE.csv`` or
+``SYSTEM/.../ENGINE/VERSION/TABLE.parquet``. Files are scanned lazily and thinned while they stream,
+so that the full database of 24 million rows takes memory for a few thousand.
 
 Tables without a power column time a few replays: bursts at the top clock, which the governor has no
 time to lower. Tables with one run for a second (``RUN_S``) and count as sustained. Watts are read
@@ -143,7 +143,8 @@ def read_tables(
         places = ", ".join(str(path) for path in paths)
         maker = f" by {engine}" if engine else ""
         raise BadInput(
-            f"no kernel table of the {gpu.name}{maker} in {places}. Wanted: CSV or Parquet files with "
+            f"no kernel table of the {gpu.name}{maker} in {places}. Wanted: CSV or Parquet "
+            "files with "
             "columns such as gemm_dtype, m, n, k, latency, named SYSTEM.ENGINE-VERSION.TABLE.csv "
             "or lying in folders of those names, or a folder with rows.parquet of our own. "
             f"{' '.join(notes)}"
@@ -455,7 +456,9 @@ def _find_host_floor_ms(file: TableFile) -> float:
 
 
 def _draw_rows(file: TableFile, most: int) -> Iterator[Mapping[str, Any]]:
-    """Yield up to ``most`` rows of each format and band of latency, chosen by a hash of the shape."""
+    """Yield up to ``most`` rows of each format and band of latency, chosen by a hash of the
+    shape.
+    """
     import polars as pl
 
     shape, formats = _list_drawing_columns(file)
@@ -557,7 +560,8 @@ def _make_product(row: Mapping[str, Any], file: TableFile, gpu: Gpu) -> _Sample 
 
 
 # Attention backends in an engine's tables besides the one that it takes by itself: SGLang takes
-# FlashAttention 3 on Hopper and TensorRT-LLM's kernels on Blackwell (docs.sglang.ai, attention backend).
+# FlashAttention 3 on Hopper and TensorRT-LLM's kernels on Blackwell (docs.sglang.ai, attention
+# backend).
 _OTHER_BACKENDS = {"sglang": ("triton", "flashinfer")}
 
 
@@ -615,8 +619,8 @@ _EXPERTS = {  # format: weights, scales, arithmetic
 
 
 def _make_experts(row: Mapping[str, Any], file: TableFile, gpu: Gpu) -> _Sample | str:
-    """Make the mixture layer of a row, one GPU's share of its experts and of their width; or say why
-    it cannot be made.
+    """Make the mixture layer of a row, one GPU's share of its experts and of their width; or say
+    why it cannot be made.
     """
     weights, scales, dtype = _EXPERTS.get(row["moe_dtype"], ("", "", Dtype.BF16))
     if not weights or dtype not in gpu.pipes.tensor_flop_per_cycle:

@@ -196,7 +196,8 @@ def fit_host_database(database: str | Path, gpu: str, bundle: Bundle | None = No
     eager = [case for case in load_models(database) if not case.row.graph]
     if not eager:
         raise BadInput(
-            f"{database}: no row that the host launched operator by operator, so nothing says what that costs. "
+            f"{database}: no row that the host launched operator by operator, so nothing "
+            "says what that costs. "
             "Measure some with `python -m wattcast.lab models`, or give a CSV with graph = no."
         )
     chip = hardware.load_gpu(gpu)
@@ -266,7 +267,9 @@ def _best_cost(table: Array, measured: Array, grid: Array) -> float:
 
 
 def _cost_of_row(timeline: Timeline, measured_s: float, gpu: Gpu, bundle: Bundle) -> float | None:
-    """Find the cost at which this row alone would be met; None where the row does not depend on it."""
+    """Find the cost at which this row alone would be met; None where the row does not depend on
+    it.
+    """
     from scipy.optimize import brentq
 
     def miss(log_cost: float) -> float:

@@ -74,7 +74,8 @@ def plan(
     write: Annotated[Path | None, Option("Folder for files to run and check it.")] = None,
     **options: Any,
 ) -> CommandOutput:
-    """Find how many GPUs serve a rate of requests, and in which layout. Several models: explore fleet.
+    """Find how many GPUs serve a rate of requests, and in which layout. Several models: explore
+    fleet.
 
     Example: wattcast plan llama3-8b --rate 20/s --prompt 1000 --output 300 --ttft p99:500ms
     --tpot p90:40ms --gpu h100-sxm,h200 --minimise cost --price h100-sxm=2.5,h200=3.5

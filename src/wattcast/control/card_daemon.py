@@ -95,7 +95,9 @@ class CardStatus(msgspec.Struct, frozen=True):
 
 
 class DaemonReply(msgspec.Struct, frozen=True):
-    """Answer a request. ``knob`` and ``allowed`` name a refused knob and the range it has, if any."""
+    """Answer a request. ``knob`` and ``allowed`` name a refused knob and the range it has, if
+    any.
+    """
 
     ok: bool
     say: str = ""
@@ -110,7 +112,9 @@ class DaemonReply(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class DaemonScope:
-    """Limit what clients may set: ranges of core clock and power limit, on all cards of a daemon."""
+    """Limit what clients may set: ranges of core clock and power limit, on all cards of a
+    daemon.
+    """
 
     core_hz: Range = (0.0, float("inf"))
     limit_w: Range = (0.0, float("inf"))
@@ -337,7 +341,9 @@ class CardKeeper:
         self._note = note
 
     def _end_lease(self, kind: LeaseKind, why: str) -> DaemonReply:
-        """Let go of one lease; the card keeps what the other one wants, or gets back what it had."""
+        """Let go of one lease; the card keeps what the other one wants, or gets back what it
+        had.
+        """
         if len(self._leases) == 1:
             return self._give_back(why)
         del self._leases[kind]
@@ -471,7 +477,9 @@ def _make_patient(say: Callable[[str], None]) -> Callable[[str], None]:
 
 @dataclass
 class ClientSlot:
-    """Hold one connection: whose it is, when it last asked for anything, and what it has claimed."""
+    """Hold one connection: whose it is, when it last asked for anything, and what it has
+    claimed.
+    """
 
     connection: socket.socket
     process: int
@@ -559,7 +567,9 @@ class DaemonServer:
         return any(self._keepers[uuid].is_held_by(number) for uuid in tuple(slot.claimed))
 
     def _accept_client(self, number: int) -> None:
-        """Take one client in; no memory, threads or descriptors for it is no reason to leave cards."""
+        """Take one client in; no memory, threads or descriptors for it is no reason to leave
+        cards.
+        """
         try:
             connection, _ = self._listener.accept()
         except (OSError, MemoryError) as error:
@@ -779,7 +789,9 @@ def _has_ended(lifeline: int) -> bool:
 def _run_child(
     serve: Callable[[Callable[[], bool]], int], pipe: socket.socket, say: Callable[[str], None]
 ) -> NoReturn:
-    """Serve, answering the parent's pings; ends when told to, or when the parent is gone or silent."""
+    """Serve, answering the parent's pings; ends when told to, or when the parent is gone or
+    silent.
+    """
     ending: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: ending.append(number))
     for number in (signal.SIGINT, signal.SIGHUP):

@@ -29,7 +29,8 @@ class CardLease:
 def merge_leases(
     leases: Mapping[LeaseKind, CardLease], administrator_w: float | None
 ) -> CardSettings:
-    """Return what a card is to have: the clocks that ``control`` wants, and the lower of the limits.
+    """Return what a card is to have: the clocks that ``control`` wants, and the lower of the
+    limits.
 
     ``administrator_w`` is the power limit that the card had before, where that is known. It bounds
     ``control`` while nobody has set another limit above it."""

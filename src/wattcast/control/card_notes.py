@@ -60,7 +60,9 @@ def note_path(uuid: str, ending: str = ".json") -> Path:
 
 
 def lock_card(uuid: str, wait_s: float = LOCK_WAIT_S) -> int:
-    """Take a card for this process and return the open lock; Refused while another process has it."""
+    """Take a card for this process and return the open lock; Refused while another process has
+    it.
+    """
     path = note_path(uuid, ".lock")
     return take_lock(path, wait_s, f"{uuid} is already managed by another daemon")
 
@@ -187,7 +189,9 @@ def _check_record(record: KnobRecord) -> None:
 
 
 def _convert_second_format(note: _SecondFormat) -> CardNote:
-    """Take over a note of an earlier version; a limit that it did not know is in an unknown state."""
+    """Take over a note of an earlier version; a limit that it did not know is in an unknown
+    state.
+    """
     records = []
     for knob in note.changed:
         before: Any = getattr(note.before, KNOB_FIELDS[knob])

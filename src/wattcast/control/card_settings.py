@@ -105,7 +105,9 @@ def make_settings(values: Mapping[KnobName, Any]) -> CardSettings:
 
 @dataclass(frozen=True)
 class KnobRecord:
-    """Record one knob that was touched: what it had before, what was asked for last, and its state."""
+    """Record one knob that was touched: what it had before, what was asked for last, and its
+    state.
+    """
 
     knob: KnobName
     before: KnobValue
@@ -180,7 +182,9 @@ class CardNote:
 
 
 def make_unknown_note(uuid: str, reason: str) -> CardNote:
-    """Return a note that stands for a file which cannot be read: no knob's earlier value is known."""
+    """Return a note that stands for a file which cannot be read: no knob's earlier value is
+    known.
+    """
     records = tuple(KnobRecord(knob, None, None, KnobState.UNKNOWN) for knob in KNOB_FIELDS)
     return CardNote(FORMAT, uuid, "card", "somebody", "some time", records, reason)
 
@@ -293,7 +297,9 @@ def restore_card(card: NvmlCard, note: CardNote, save: Callable[[CardNote], None
 def reset_unknown_knobs(
     card: NvmlCard, note: CardNote, save: Callable[[CardNote], None]
 ) -> CardNote:
-    """Give knobs whose earlier value is not known the driver's defaults, and return the note of it."""
+    """Give knobs whose earlier value is not known the driver's defaults, and return the note of
+    it.
+    """
     for record in note.knobs:
         if record.state is not KnobState.UNKNOWN:
             continue

@@ -1,4 +1,6 @@
-"""Talk to the management daemon without privileges: claim a card, set it, stay heard, give it back."""
+"""Talk to the management daemon without privileges: claim a card, set it, stay heard, give it
+back.
+"""
 
 from __future__ import annotations
 
@@ -132,8 +134,8 @@ class DaemonCard:
     """Control one card through a daemon; readings come from the driver itself, which needs no
     privilege.
 
-    When the daemon is lost, or has not heard of us for too long, the card is claimed and set anew as
-    soon as a daemon gives it. A card that somebody had restored is not claimed again.
+    When the daemon is lost, or has not heard of us for too long, the card is claimed and set anew
+    as soon as a daemon gives it. A card that somebody had restored is not claimed again.
     """
 
     count = 1  # of cards; a job has several (``job_cards.JobCards``)
@@ -160,7 +162,9 @@ class DaemonCard:
 
     @property
     def is_adrift(self) -> bool:
-        """Tell whether the daemon is lost, so that the card has, or will have, what it had before."""
+        """Tell whether the daemon is lost, so that the card has, or will have, what it had
+        before.
+        """
         return math.isfinite(self._lost_s)
 
     def read_each(self) -> tuple[Any, ...]:

@@ -137,7 +137,9 @@ class LivePlant:
         return PROGRAM_KERNEL if self.alive() else None
 
     def run(self, settings: Settings) -> Observation:
-        """Run one period. Settings the card refuses are left out from then on; the program runs on."""
+        """Run one period. Settings the card refuses are left out from then on; the program runs
+        on.
+        """
         remaining_s = self.period_s
         losses = self.card.losses
         is_new = settings != self._now or self._needs_new_shares(settings)
@@ -232,7 +234,8 @@ class LivePlant:
         self._blind = 0 if work > 0 else self._blind + 1  # NaN counts as none
         if self._blind == LIVE.blind_periods and self.controlled:
             self.say(
-                "no work seen, so nothing is tuned; have the program append to WATTCAST_PROGRESS (--progress)"
+                "no work seen, so nothing is tuned; have the program append to "
+                "WATTCAST_PROGRESS (--progress)"
             )
 
     def _watch_saturation(self, reading: Any) -> None:
@@ -338,7 +341,9 @@ class LivePlant:
 
     @contextmanager
     def ending_control(self) -> Iterator[None]:
-        """Stop steering where the card, its driver or the daemon refuses what is done in the block."""
+        """Stop steering where the card, its driver or the daemon refuses what is done in the
+        block.
+        """
         try:
             yield
         except (Refused, MissingTool) as error:

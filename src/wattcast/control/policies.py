@@ -399,7 +399,9 @@ class PolicyRun:
 
 
 def score_tables(tables: PlantTables, objective: Objective) -> Array:
-    """Return the log score of every phase at every setting, per unit of work; ``(phase, setting)``."""
+    """Return the log score of every phase at every setting, per unit of work; ``(phase,
+    setting)``.
+    """
     work = tables.work[:, np.newaxis] if tables.work is not None else 1.0
     time_s = tables.time_s / work
     reference = time_s[:, [tables.lattice.flat_index(tables.default)]]
@@ -495,7 +497,9 @@ def _choose_everywhere(tables: PlantTables, index: int) -> Indices:
 
 
 def _race_to_idle(tables: PlantTables, application: str, objective: Objective) -> PolicyRun | None:
-    """Run at the highest settings, then idle until the deadline; None where idle power is unknown."""
+    """Run at the highest settings, then idle until the deadline; None where idle power is
+    unknown.
+    """
     order = tables.order(application)
     default_s = float(tables.time_s[order, tables.lattice.flat_index(tables.default)].sum())
     deadline_s = 0.0

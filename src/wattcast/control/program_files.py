@@ -66,7 +66,8 @@ def limit_sm_share(percent: int, variables: Mapping[str, str]) -> dict[str, str]
     pipe = Path(variables.get(MPS_PIPE, MPS_DEFAULT_PIPE)) / "control"
     if not pipe.exists():
         raise Refused(
-            f"--sm-percent needs an MPS server; none listens at {pipe}. Start nvidia-cuda-mps-control -d."
+            f"--sm-percent needs an MPS server; none listens at {pipe}. Start "
+            "nvidia-cuda-mps-control -d."
         )
     return {MPS_SHARE: str(percent)}
 

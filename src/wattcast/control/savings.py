@@ -57,10 +57,19 @@ class MeasuredSavings:
         energy = self.energy
         time = self.time
         if energy.pairs < LIVE.least_pairs:
-            return f"No change shown: {energy.pairs} of the {LIVE.least_pairs} pairs of periods that it takes."
+            return (
+                f"No change shown: {energy.pairs} of the {LIVE.least_pairs} pairs of "
+                "periods that it takes."
+            )
         if not energy.is_shown:
-            return f"No change shown: energy {energy} per unit of work at {where}, {energy.pairs} pairs of periods."
-        return f"{where}: energy {energy}, time {time} per unit of work against before, {energy.pairs} pairs of periods."
+            return (
+                f"No change shown: energy {energy} per unit of work at {where}, "
+                f"{energy.pairs} pairs of periods."
+            )
+        return (
+            f"{where}: energy {energy}, time {time} per unit of work against before, "
+            f"{energy.pairs} pairs of periods."
+        )
 
 
 class ReferencePairs:

@@ -174,7 +174,9 @@ def _step_levels(knob: Knob, level: int, down: bool, change: float) -> int:
 
 
 class SearchProblem:
-    """Hold what stays fixed while a controller runs, with tables that decisions look things up in."""
+    """Hold what stays fixed while a controller runs, with tables that decisions look things up
+    in.
+    """
 
     def __init__(
         self,
@@ -311,7 +313,9 @@ class SearchView:
         self.beliefs = self._sense_beliefs() if beliefs is None else beliefs
 
     def _sense_beliefs(self) -> SensitivityBeliefs:
-        """Take compute sensitivity from the sensing step, and the remainder of 1 for that to memory."""
+        """Take compute sensitivity from the sensing step, and the remainder of 1 for that to
+        memory.
+        """
         margin = self.problem.tuning.measured_margin
         sensing = self.problem.sensing_step(self.default)
         high = self.seen.get(self.default)

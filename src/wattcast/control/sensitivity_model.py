@@ -118,8 +118,10 @@ class SensitivityModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         hint = nearest_names(missing[0], counters)
         raise MissingEvents(
             f"sensitivity model {self.name!r} needs {', '.join(missing)}"
-            f"{f' (closest: {hint[0]})' if hint else ''}, absent from these counters: {', '.join(counters)}. "
-            "Collect the missing counters, or fit a model to those you have (wattcast lab sensitivity)."
+            f"{f' (closest: {hint[0]})' if hint else ''}, absent from these counters: "
+            f"{', '.join(counters)}. "
+            "Collect the missing counters, or fit a model to those you have (wattcast lab "
+            "sensitivity)."
         )
 
 

@@ -33,7 +33,9 @@ class SearchMove(NamedTuple):
 
 
 class FineStep(NamedTuple):
-    """Move one knob to another level; ``outer`` when that leads beyond what was tried on its line."""
+    """Move one knob to another level; ``outer`` when that leads beyond what was tried on its
+    line.
+    """
 
     promise: float  # change of score, negative is good
     which: int
@@ -169,7 +171,9 @@ def _is_memory_step_risky(view: SearchView) -> bool:
 
 
 def _choose_rival(view: SearchView, most_runs: int) -> Settings | None:
-    """Choose the least tried setting that scatter does not tell from the best, or the best itself."""
+    """Choose the least tried setting that scatter does not tell from the best, or the best
+    itself.
+    """
     seen = view.seen
     score = view.score
     close = [settings for settings in view.close_rivals if seen[settings].runs < most_runs]

@@ -49,7 +49,9 @@ class _LevelShares:
         return cls(shares.copy(), zeros + SLACK.lowest, zeros, zeros.copy(), zeros.copy())
 
     def watch(self, used: Array, had: Array) -> None:
-        """Note how much of the time cards used at shares in force, and which of these are too low."""
+        """Note how much of the time cards used at shares in force, and which of these are too
+        low.
+        """
         is_same = had == self.had
         self.used = np.where(is_same, self.used, 0.0) + used
         self.periods = np.where(is_same, self.periods, 0.0) + 1.0

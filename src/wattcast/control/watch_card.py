@@ -140,7 +140,8 @@ def follow_clock(
     memory = decode_s / decode_s[-1]
     compute = product_s / product_s[-1]
     note = (
-        f"time as predicted for the {gpu.name}: {memory_share:.0%} (memory utilisation) as a decode "
+        f"time as predicted for the {gpu.name}: {memory_share:.0%} (memory utilisation) as "
+        "a decode "
         "step, the rest as a large product"
     )
     return np.asarray(memory_share * memory + compute_share * compute), note

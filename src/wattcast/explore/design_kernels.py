@@ -202,7 +202,9 @@ def _take_scale(design: DesignKernels, scale: KernelScale, axes: DesignAxes) -> 
 
 
 def _design_work(design: DesignKernels, axes: DesignAxes) -> KernelWork:
-    """Return the work of programs on designs; what does not follow a design stays ``(program,)``."""
+    """Return the work of programs on designs; what does not follow a design stays
+    ``(program,)``.
+    """
     work = design.work
     changes: dict[str, Any] = {}
     for name, table in design.l2_tables.items():
@@ -238,7 +240,9 @@ def _tile_room(axes: DesignAxes) -> Sweepable:
 def _make_sparse(
     design: DesignKernels, work: KernelWork, changes: dict[str, Array], sparsity: Sweepable
 ) -> None:
-    """Put in what products of 2:4 weights take: half of the arithmetic and fewer bytes of weights."""
+    """Put in what products of 2:4 weights take: half of the arithmetic and fewer bytes of
+    weights.
+    """
     weight_byte = _count_weight_byte(design.kernels).take(design.row_of)
     is_weight = (weight_byte > 0) & on_tensor_cores(design.kernels).take(design.row_of)
     saved = np.where(is_weight & (sparsity > 1.0), 1.0 - DESIGNS.sparse_weight_share, 0.0)

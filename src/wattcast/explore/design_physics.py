@@ -29,7 +29,8 @@ from wattcast.predictor.bundle.forecast import FORECAST, forecast_rule
 
 Columns = Mapping[str, npt.NDArray[Any]]
 
-# NVIDIA states 10 TB/s between the two dies of a Blackwell GPU (architecture technical brief, 2024).
+# NVIDIA states 10 TB/s between the two dies of a Blackwell GPU (architecture technical brief,
+# 2024).
 DIE_LINK_BYTE_PER_S = 10e12
 
 

@@ -460,7 +460,8 @@ def _no_point_error(study: Study) -> WattcastError:
         closest = show(best, constraint.unit) if constraint.unit else f"{best:g}"
         shares.append(f"{constraint} holds for {share:.1%} (closest: {closest})")
     return BadInput(
-        f"none of the {size:,} points meets every constraint. Of {count:,} points spread over the space, "
+        f"none of the {size:,} points meets every constraint. Of {count:,} points spread "
+        "over the space, "
         f"{'; '.join(shares)}. Loosen the one that holds least, or widen the space."
     )
 

@@ -66,7 +66,8 @@ class WeightUpdate(StrEnum):
     """How a training step updates the weights by AdamW."""
 
     FUSED = "fused"  # in one pass over weights, gradients and moments
-    # in fp32 beside weights in half precision, with loss scale and clipping, as apex's O2 and AMP do
+    # in fp32 beside weights in half precision, with loss scale and clipping, as apex's O2 and AMP
+    # do
     MASTERS = "masters"
     SEPARATE = "separate"  # operator by operator and tensor by tensor, with clipping
 

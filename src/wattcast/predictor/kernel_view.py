@@ -1,13 +1,13 @@
 """Look into one kernel: its tile and the alternatives, waves, bytes at every level, phases, watts.
 
-Everything shown here was computed for the prediction; this module takes it apart. Phases of a kernel
-follow one another, and within one the slowest resource decides:
+Everything shown here was computed for the prediction; this module takes it apart. Phases of a
+kernel follow one another, and within one the slowest resource decides:
 
     t_phase = max_r t_r,    E_phase = Σ_event E_event·n_event + P_idle·t_phase
 
-Events go to the phase in which they happen: results that leave after the main loop to ``store``, what
-kernels of one operator hand on to ``between``, all others to ``main``. Times of phases add up to that
-of the kernel, and so do their energies.
+Events go to the phase in which they happen: results that leave after the main loop to ``store``,
+what kernels of one operator hand on to ``between``, all others to ``main``. Times of phases add up
+to that of the kernel, and so do their energies.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """Forms that people in sustainability and compliance hand in, filled from predictions.
 
-- ``sci``: Software Carbon Intensity (ISO/IEC 21031:2024), SCI = (E·I + M) per R, with the energy E of
+- ``sci``: Software Carbon Intensity (ISO/IEC 21031:2024), SCI = (E·I + M) per R, with the energy E
+of
   a functional unit R, the carbon intensity I of electricity, and the embodied emissions
-  M = TE·TS·RS: those of the hardware (TE), by the share of its life (TS) and of it (RS) that is used.
+  M = TE·TS·RS: those of the hardware (TE), by the share of its life (TS) and of it (RS) that is
+  used.
 - ``ghg``: a year or another period by the scopes of the Greenhouse Gas Protocol: purchased
   electricity is scope 2, hardware that was bought is category 2 of scope 3.
 - ``eu-ai-act``: compute, training time and energy of a general-purpose model, as Annex XI,

@@ -132,7 +132,8 @@ def drop_long_requests(
     if is_set:
         reason = "--max-model-len allows: the engine rejects them"
     sentence = (
-        f"{int(is_long.sum()):,} of {len(trace):,} requests have more than the {most:,} tokens that "
+        f"{int(is_long.sum()):,} of {len(trace):,} requests have more than the {most:,} "
+        "tokens that "
         f"{reason}"
     )
     return trace.select(~is_long), sentence

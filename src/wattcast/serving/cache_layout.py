@@ -1,9 +1,9 @@
 """Lay the cache of an engine out in blocks, as vLLM's manager of hybrid caches does.
 
 Layers of one kind keep the same: *full* attention every token, attention with a *window* those that
-it still sees, a *state* (of a linear layer) the same for any context. The layers fall into groups of
-one size, each of one kind; a block holds some tokens of all layers of a group, or the states of a
-request, so that all blocks have the same bytes. A request has a table of blocks for each group.
+it still sees, a *state* (of a linear layer) the same for any context. The layers fall into groups
+of one size, each of one kind; a block holds some tokens of all layers of a group, or the states of
+a request, so that all blocks have the same bytes. A request has a table of blocks for each group.
 
     group size = the least number of layers of a kind (the most, if that is less than 1.5 times it)
     block = group size · page; page = the largest of all kinds, to which others are padded
@@ -116,8 +116,8 @@ def group_layers(
 ) -> CacheGroups:
     """Return the groups of layers with these caches.
 
-    With prefix caching an engine keeps two states of a request: the one that is computed, and one at
-    the end of a block. Where states come in chunks, it keeps one of every block.
+    With prefix caching an engine keeps two states of a request: the one that is computed, and one
+    at the end of a block. Where states come in chunks, it keeps one of every block.
     """
     layers: dict[tuple[CacheKind, int, int], int] = defaultdict(int)
     for cache in caches:
@@ -191,7 +191,9 @@ def measure_layer_caches(model: ModelSpec, options: ModelOptions) -> list[LayerC
 
 
 def _find_chunk(model: ModelSpec) -> int:
-    """Return the tokens of a chunk of Mamba's scan; 0 for other rules, which keep the last states."""
+    """Return the tokens of a chunk of Mamba's scan; 0 for other rules, which keep the last
+    states.
+    """
     groups = getattr(model.dims, "layer_groups", ())
     rules = {group.mixer.split()[-1] for group in groups} - {"attention", "none"}
     if rules == {"mamba"}:

@@ -161,9 +161,9 @@ def plan(
     ``1:2``; some are tried where ``tpot`` limits engines that do both, and so are steps of
     fewer tokens (``max_batched_tokens``). What is tried may be a sequence, or text with commas
     between. A latency without a percentile is that of 9 in 10 requests. ``requests`` are simulated
-    for each answer. ``power_budget`` is that of a hall at its meter: the plan says how many GPUs fill
-    it, hosts (``host_share`` of the GPUs' energy) and PUE included. Requests of more tokens than the model was made for are rejected, as engines
-    do; ``force`` serves them.
+    for each answer. ``power_budget`` is that of a hall at its meter: the plan says how many GPUs
+    fill it, hosts (``host_share`` of the GPUs' energy) and PUE included. Requests of more tokens
+    than the model was made for are rejected, as engines do; ``force`` serves them.
 
     ``node`` is where the GPUs of every kind stand, if not in the node they are usually built into.
     ``workers`` processes search kinds of GPU side by side, which changes no result.
@@ -292,16 +292,20 @@ def list_plan_notes(result: PlanResult) -> list[str]:
     is_interrupted = not result.is_complete
     own = [
         *(["interrupted: these are the plans so far, and others may be better"] * is_interrupted),
-        f"planned for {1.0 + demand.headroom:.0%} of the rate; {demand.spare_replicas} replicas to spare",
-        f"{demand.arrivals} arrivals, {demand.requests} requests simulated for each answer; shared at random",
+        f"planned for {1.0 + demand.headroom:.0%} of the rate; {demand.spare_replicas} "
+        "replicas to spare",
+        f"{demand.arrivals} arrivals, {demand.requests} requests simulated for each "
+        "answer; shared at random",
         "bounds without a percentile hold for 9 in 10 requests",
-        "idle GPUs keep their clock; energy per token counts prompts and idle time, over output tokens",
+        "idle GPUs keep their clock; energy per token counts prompts and idle time, over "
+        "output tokens",
         f"{result.screened} more options cannot be better, by arithmetic",
     ]
     if result.best.option.pools[0]:
         speed = units.show(TRANSFER_BYTE_PER_S, "byte/s")
         own.append(
-            f"prompts and decoding on engines of their own; the cache of a prompt is sent at {speed}"
+            "prompts and decoding on engines of their own; the cache of a prompt is sent "
+            f"at {speed}"
         )
     if demand.rejection:
         own.insert(0, demand.rejection)
@@ -313,7 +317,8 @@ def list_plan_notes(result: PlanResult) -> list[str]:
     if is_priced or demand.power_budget_w is not None:
         price_notes = [note for note in price_notes if note != BOARD_ENERGY]
         price_notes.append(
-            f"energy at the meter: hosts, network and fans take {demand.host_share:.0%} of the GPUs' "
+            f"energy at the meter: hosts, network and fans take {demand.host_share:.0%} of "
+            "the GPUs' "
             f"energy (--host-share), PUE {prices.pue:g}"
         )
     notes = [*own, *result.best.result.assumptions, *price_notes]

@@ -52,7 +52,9 @@ _WAITING_WEIGHT = 4  # requests that decode, of which one that waits counts as m
 
 @dataclass(frozen=True)
 class Patience:
-    """When a run may be given up, since so many requests are late that a bound is broken for sure."""
+    """When a run may be given up, since so many requests are late that a bound is broken for
+    sure.
+    """
 
     first_token_s: float = math.inf  # from arrival
     late_firsts: int = 1 << 62  # so many requests later than that end the run
@@ -106,7 +108,9 @@ class _ActiveRequest:
 
 @cache
 def _draw_launches(seed: int, spread: float, memory: float) -> tuple[float, ...]:
-    """Draw launch times as multiples of their mean: lognormal, each correlated with the one before."""
+    """Draw launch times as multiples of their mean: lognormal, each correlated with the one
+    before.
+    """
     factors = []
     level = 0.0
     for noise in np.random.default_rng(seed).standard_normal(_LAUNCHES).tolist():
@@ -289,7 +293,9 @@ class EngineReplica:
 
     @property
     def load(self) -> int:
-        """Weigh requests as vLLM's router does: one without its prompt counts as four that decode."""
+        """Weigh requests as vLLM's router does: one without its prompt counts as four that
+        decode.
+        """
         without_prompt = len(self._arriving) + len(self._waiting) + len(self._prompts)
         return _WAITING_WEIGHT * without_prompt + len(self._running)
 

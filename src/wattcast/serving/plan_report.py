@@ -91,7 +91,8 @@ def _print_best_plan(
         f", {show_plain(cost, 3)} {currency} a million output tokens" if cost is not None else ""
     )
     console.print(
-        f"{show_plain(best['output_tokens_per_s'], 4)} output tokens/s, {show(best['power_w'], 'W')} in all, "
+        f"{show_plain(best['output_tokens_per_s'], 4)} output tokens/s, "
+        f"{show(best['power_w'], 'W')} in all, "
         f"{show_plain(best['energy_j_per_token'], 3)} J/token{spent}; "
         f"running at {best['load_share']:.0%} of capacity; {describe_limit(best['binds'])}"
     )
@@ -114,7 +115,8 @@ def _print_hall(
     console.print(
         f"A hall of {show(hall['power_budget_w'], 'W')} at its meter holds "
         f"[bold]{hall['gpus']:,} x {escape(best['gpu'])}[/bold] at this load: "
-        f"{hall['requests_per_s']:,.4g} requests/s, {hall['output_tokens_per_s']:,.4g} output tokens/s"
+        f"{hall['requests_per_s']:,.4g} requests/s, {hall['output_tokens_per_s']:,.4g} "
+        "output tokens/s"
         f"{spent}. If all GPUs may draw their limit of {best['power_limit_w']:.0f} W at once: "
         f"{hall['safe_gpus']:,} GPUs, {hall['safe_output_tokens_per_s']:,.4g} output tokens/s"
     )

@@ -249,7 +249,9 @@ class KindSearch:
         self._reported_s = time.monotonic()
 
     def search(self, tried: SearchRange) -> None:
-        """Search all options; shorter steps and engines for prompts alone come if tokens are late."""
+        """Search all options; shorter steps and engines for prompts alone come if tokens are
+        late.
+        """
         self._search_range(tried)
         for more in ({"most_tokens": FEWER_TOKENS}, {"pools": POOLS}):
             plans = self.list_plans()
@@ -396,7 +398,9 @@ class LimitedRun:
 
 
 class RateTrials:
-    """The rates that replicas were seen to serve or to fail at, so that little is simulated twice."""
+    """The rates that replicas were seen to serve or to fail at, so that little is simulated
+    twice.
+    """
 
     def __init__(self, demand: ServiceDemand) -> None:
         self.demand = demand
@@ -408,7 +412,9 @@ class RateTrials:
         self._whole: dict[Hashable, list[LimitedRun]] = {}
 
     def fails_at(self, option: PlanOption, rate_per_s: float) -> bool:
-        """Say whether a replica breaks a bound at a rate, by a run that ends as soon as it is sure."""
+        """Say whether a replica breaks a bound at a rate, by a run that ends as soon as it is
+        sure.
+        """
         if rate_per_s > option.most_per_s * (1.0 + 1e-9) or self.is_settled(option, rate_per_s):
             return True
         key = self._key_of_run(option, rate_per_s)
@@ -577,7 +583,9 @@ def _find_fewest_replicas(
 def _serve_share(
     demand: ServiceDemand, option: PlanOption, needed: int, trials: RateTrials
 ) -> ServingPlan | None:
-    """Simulate a replica at its share of the rate without headroom; None where it breaks a bound."""
+    """Simulate a replica at its share of the rate without headroom; None where it breaks a
+    bound.
+    """
     replicas = needed + demand.spare_replicas
     peak_per_s = demand.peak_per_s / needed
     if trials.fails_at(option, peak_per_s):  # not simulated yet if nothing less could do

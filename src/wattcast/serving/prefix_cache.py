@@ -6,8 +6,8 @@ their room is needed; those that were freed first are evicted first, and of one 
 block before the first. A block that is not full is never found and is used again at once.
 
 Blocks that are always used together make a *stretch*: the text before all conversations, one
-conversation, a block of a trace's hashes. A request is a path of stretches, the last of which is its
-own and grows by what it computes. Since the end of a stretch is evicted before its start, it is
+conversation, a block of a trace's hashes. A request is a path of stretches, the last of which is
+its own and grows by what it computes. Since the end of a stretch is evicted before its start, it is
 enough to count the blocks of each.
 """
 

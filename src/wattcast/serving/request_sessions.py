@@ -1,7 +1,7 @@
 """Draw requests that wait for one another: clients in a closed loop, conversations and agents.
 
-A *session* is a conversation: its turns are requests, and a turn is sent a pause after the answer to
-the turn before. Its prompt is all that was said so far, and new text. A session of one turn is a
+A *session* is a conversation: its turns are requests, and a turn is sent a pause after the answer
+to the turn before. Its prompt is all that was said so far, and new text. A session of one turn is a
 plain request. Sessions begin at times of their own (an open loop), or a fixed number of *clients*
 takes them one after another (a closed loop): a client that had the last answer of a session thinks
 for a while and takes the next session that nobody has taken.

@@ -245,7 +245,8 @@ class ServingResult(UserResult):
         return (
             f"{self.model} on {self.gpu_count} x {self.gpu}: {self.requests} requests, "
             f"{self.output_tokens_per_s:,.0f} output tokens/s, "
-            f"{show_plain(self.energy_j_per_token, 3)} J/token, {show(self.power_w, 'W', 3)}, TTFT p50 {ttft}"
+            f"{show_plain(self.energy_j_per_token, 3)} J/token, "
+            f"{show(self.power_w, 'W', 3)}, TTFT p50 {ttft}"
         )
 
     def to_dict(self) -> dict[str, Any]:

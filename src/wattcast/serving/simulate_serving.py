@@ -59,7 +59,8 @@ from wattcast.workload.model_options import (
 from wattcast.workload.readers.load_workload import find_model
 
 WHOLE_TIME = (
-    "energy, power and cost are over the whole time, start and drain included; after a pause a step "
+    "energy, power and cost are over the whole time, start and drain included; after a "
+    "pause a step "
     "runs at the top clock until the governor reacts"
 )
 
@@ -100,8 +101,8 @@ def simulate(
     the number that an engine prints when it starts, for requests of ``max_model_len``. ``seeds``
     repeats it all with other arrivals, lengths and launch times, or a given trace with other launch
     times. Requests of more tokens than the model was made for are rejected, as engines do;
-    ``force`` serves them. With ``concurrency``, so many clients wait for each answer; ``turns`` makes
-    conversations of requests."""
+    ``force`` serves them. With ``concurrency``, so many clients wait for each answer; ``turns``
+    makes conversations of requests."""
     if isinstance(gpu, list | tuple):
         return ResultList(simulate(model, kind, **options) for kind in gpu)
     chosen = SIMULATE.parse(options)
@@ -335,7 +336,8 @@ def serve_trace(
     prefill_replicas = prefill_replicas * costs.lanes
     if prefill_replicas:
         notes.append(
-            "prompts are computed on engines of their own; a full decode engine does not hold them back"
+            "prompts are computed on engines of their own; a full decode engine does not "
+            "hold them back"
         )
         prompts = replace(trace, output_tokens=np.ones(len(trace), dtype=np.int64))
         plan = plan_requests(prompts, settings)

@@ -95,7 +95,9 @@ def _has_growing_queue(before: int, after: int, arrived: int) -> bool:
 
 
 def _count_tokens(result: ServingResult, moments_s: Array) -> Array:
-    """Count the output tokens up to each moment; a request yields its tokens evenly after its first."""
+    """Count the output tokens up to each moment; a request yields its tokens evenly after its
+    first.
+    """
     first_s = result.first_token_s
     last_s = result.last_token_s
     later = result.trace.output_tokens - 1

@@ -152,7 +152,9 @@ class StepCosts:
         return np.asarray(self._add_costs(list(self._tables.values()), step))
 
     def decode_cost(self, tokens: int, decodes: int, context: float) -> Array:
-        """Return the cost of a decode-only step, in which ``decodes`` sequences yield ``tokens``."""
+        """Return the cost of a decode-only step, in which ``decodes`` sequences yield
+        ``tokens``.
+        """
         return self.mixed_cost(tokens, decodes, context, (), tokens)
 
     def cost_at_top(self, *step: *StepShape) -> complex:

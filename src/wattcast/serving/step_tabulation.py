@@ -181,7 +181,8 @@ def _describe_lanes(options: ModelOptions) -> list[str]:
     stages = options.pp
     if stages > 1:
         notes.append(
-            f"{stages} pipeline stages run {stages} batches at once, each with its part of the cache"
+            f"{stages} pipeline stages run {stages} batches at once, each with its part of "
+            "the cache"
         )
     if options.dp > 1:
         notes.append(
@@ -195,7 +196,9 @@ def _describe_lanes(options: ModelOptions) -> list[str]:
 
 
 def list_clocks(gpu: Gpu, clock_hz: float | None = None) -> Array:
-    """Return the clocks at which costs are tabulated, falling from ``clock_hz`` or the top clock."""
+    """Return the clocks at which costs are tabulated, falling from ``clock_hz`` or the top
+    clock.
+    """
     top_hz = float(np.max(gpu.clocks.max_hz)) if clock_hz is None else clock_hz
     if gpu.clocks.min_hz is None:
         least_hz = _LEAST_CLOCK_SHARE * top_hz
@@ -442,7 +445,8 @@ def _tabulate_stage(
     )
     tokens = _interpolate_rows(sizes.tokens, rows["tokens"], sizes.largest)
 
-    # What a decode step takes beyond its tokens and attention: latent attention decodes another way.
+    # What a decode step takes beyond its tokens and attention: latent attention decodes another
+    # way.
     attention = rows["decode_attention"].reshape(len(sizes.decodes), len(sizes.contexts), -1)
     places = [sizes.decodes.index(batch) for batch in sizes.batches]
     without_head = rows["decode_without_head"]
@@ -538,7 +542,8 @@ def measure_cache(
     if tokens < block_tokens:
         cards = "the" if options.gpu_count == 1 else "each"
         raise WattcastError(
-            f"{model.name}: weights of {1e-9 * need.weight_byte:.1f} GB leave no room for a cache in "
+            f"{model.name}: weights of {1e-9 * need.weight_byte:.1f} GB leave no room for "
+            "a cache in "
             f"{1e-9 * usable_byte:.1f} GB of {cards} {gpu.name}. "
             "Use more GPUs (tp, pp) or a smaller number format (--quantization)."
         )

@@ -277,8 +277,8 @@ def write_hall(hall: CombinedHall, folder: Path, ending: str, chance: float) -> 
     """Write series and summary into a folder, and return the files.
 
     ``power`` has the hall, its GPUs, groups and rows; ``racks`` every rack, in means of a minute at
-    least; ``profiles`` the rows in MW by step, as pandapower's controllers read them. Energy has all
-    its digits, watts have three behind the point.
+    least; ``profiles`` the rows in MW by step, as pandapower's controllers read them. Energy has
+    all its digits, watts have three behind the point.
     """
     duration_s = hall.grid_duration_s
     columns = _list_times(hall)

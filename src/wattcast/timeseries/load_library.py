@@ -100,7 +100,9 @@ def build_library(
 
 
 def _keep_rising(stretches: list[LoadStretch]) -> list[LoadStretch]:
-    """Return the stretches by rising rate: few arrivals of a low rate may be more than of a higher."""
+    """Return the stretches by rising rate: few arrivals of a low rate may be more than of a
+    higher.
+    """
     return sorted(stretches, key=lambda stretch: stretch.rate_per_s)
 
 

@@ -25,7 +25,8 @@ def print_response(console: Console, response: DemandResponse) -> None:
     plan = response.plan
     console.print(
         f"[bold]plan[/bold]: sheds {units.show(plan.shed_w, 'W', 3)} of "
-        f"{units.show(response.asked_w, 'W', 3)} asked, loses {plan.requests_lost:,.0f} requests and "
+        f"{units.show(response.asked_w, 'W', 3)} asked, loses {plan.requests_lost:,.0f} "
+        "requests and "
         f"{plan.lost_j / 3.6e6:.3g} kWh (negative: the same work takes less)"
     )
     for step in response.list_steps():
@@ -52,7 +53,9 @@ def _list_cells(point: ShedPoint) -> list[str]:
 
 
 def draw_response(response: DemandResponse) -> Figure:
-    """Draw what each policy costs in joules over what it sheds; lost requests are written beside."""
+    """Draw what each policy costs in joules over what it sheds; lost requests are written
+    beside.
+    """
     figure = new_figure(9.0, 5.0)
     axes = figure.subplots()
     curves: dict[tuple[str, str], list[ShedPoint]] = {}

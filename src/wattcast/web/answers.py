@@ -101,7 +101,9 @@ class GpuDetailOut(msgspec.Struct):
 
 
 class OpGroupOut(msgspec.Struct):
-    """Operators of one kind at one place in the model, and of as many rows where they are products."""
+    """Operators of one kind at one place in the model, and of as many rows where they are
+    products.
+    """
 
     name: str
     count: int
@@ -540,7 +542,8 @@ def parse_upload(label: str, content: bytes) -> ModelSpec | Graph:
     count = sum(len(block.ops) for block in graph.blocks)
     if count > MOST_OPERATORS:
         raise BadInput(
-            f"{label}: {count:,} operators; over HTTP at most {MOST_OPERATORS:,}. Use the command line."
+            f"{label}: {count:,} operators; over HTTP at most {MOST_OPERATORS:,}. Use the "
+            "command line."
         )
     return graph
 

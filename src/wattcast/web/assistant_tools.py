@@ -1,7 +1,7 @@
 """Answer assistants: a server of the Model Context Protocol whose tools are Wattcast's verbs.
 
-``wattcast serve --mcp`` talks over stdin and stdout, as assistants start it. Each tool takes what the
-verb takes in Python, with the same names and units, and its schema is made from the same
+``wattcast serve --mcp`` talks over stdin and stdout, as assistants start it. Each tool takes what
+the verb takes in Python, with the same names and units, and its schema is made from the same
 declarations. A mistake comes back as the sentence that the command line prints.
 """
 
@@ -149,7 +149,9 @@ TOOLS: dict[str, AssistantTool] = {
 
 
 def answer_tool(name: str, arguments: Mapping[str, Any]) -> types.CallToolResult:
-    """Call a verb and return its answer in a line and as plain data, or the sentence of a mistake."""
+    """Call a verb and return its answer in a line and as plain data, or the sentence of a
+    mistake.
+    """
     try:
         check_names("tool", name, TOOLS)
         tool = TOOLS[name]

@@ -188,7 +188,9 @@ class _Slots:
 
 
 class ClientSlots:
-    """Lets ``CLIENT_REQUESTS`` requests of each client run, all but one of them with a large body."""
+    """Lets ``CLIENT_REQUESTS`` requests of each client run, all but one of them with a large
+    body.
+    """
 
     def __init__(self, wait_s: float = SLOT_S) -> None:
         self._wait_s = wait_s

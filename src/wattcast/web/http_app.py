@@ -33,7 +33,8 @@ from wattcast.web.request_schema import MOST_BYTE
 ARRIVE_S = 20.0  # for a body of at most 2 MiB: that is 840 kbit/s
 MOST_ENTRIES = 40_000  # objects of a request; a distinct operator takes a worker some 0.25 ms
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
+    "connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 HEADERS = {
@@ -319,7 +320,10 @@ def _add_questions(app: FastAPI, pool: worker_pool.WorkerPool) -> None:
             ):  # a body is read once the client has few enough others running
                 body = await read_body(request)
                 if (entries := body.count(b"{")) > MOST_ENTRIES:
-                    wanted = f"request: expected at most {MOST_ENTRIES:,} operators or events, got {entries:,}."
+                    wanted = (
+                        f"request: expected at most {MOST_ENTRIES:,} operators or "
+                        f"events, got {entries:,}."
+                    )
                     return _plain_response(413, f"{wanted} Use the command line.")
                 return await answer_while_connected(request, _asked(pool, kind, body))
 
@@ -504,6 +508,7 @@ def serve_page(
     say(f"wattcast serves http://{name}:{listening.getsockname()[1]}/ (stop it with Ctrl-C)")
     if not client_limits.is_loopback(host):
         say(
-            "note: everyone who reaches this address may use it; there is no password and no encryption."
+            "note: everyone who reaches this address may use it; there is no password and "
+            "no encryption."
         )
     asyncio.run(uvicorn.Server(config).serve(sockets=[listening]))

@@ -236,7 +236,9 @@ class FeedWatchers:
         return len(self._streams)
 
     def begin(self, client: str = "") -> _Stream:
-        """Take a place for a client; TooManyStreams where it has enough, or nobody can make room."""
+        """Take a place for a client; TooManyStreams where it has enough, or nobody can make
+        room.
+        """
         if sum(stream.client == client for stream in self._streams) >= CLIENT_WATCHERS:
             raise TooManyStreams(f"this client watches {CLIENT_WATCHERS} streams already.")
         staying = [stream for stream in self._streams if not stream.must_end.is_set()]
@@ -255,7 +257,9 @@ class FeedWatchers:
         gone: Callable[[], Awaitable[bool]] | None = None,
         place: _Stream | None = None,
     ) -> AsyncIterator[bytes]:
-        """Yield what a browser's EventSource reads, until ``gone`` says that nobody reads any more."""
+        """Yield what a browser's EventSource reads, until ``gone`` says that nobody reads any
+        more.
+        """
         place = self.begin() if place is None else place
         stream = self.feed.stream(speed)
         try:

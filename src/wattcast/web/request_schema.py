@@ -61,7 +61,9 @@ class Upload(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Workload(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What every question has: a model or a file, and what a GPU hour and a kWh cost in US dollars."""
+    """What every question has: a model or a file, and what a GPU hour and a kWh cost in US
+    dollars.
+    """
 
     model: Annotated[str, _one_of(model_catalogue.list_models())] | None = None
     file: Upload | None = None
@@ -165,7 +167,9 @@ class PlanRequest(ServingQuestion, kw_only=True):
 
 
 class SimulationRequest(ServingQuestion, kw_only=True):
-    """A model under traffic, drawn at a rate or from the text of a trace file (CSV or JSON Lines)."""
+    """A model under traffic, drawn at a rate or from the text of a trace file (CSV or JSON
+    Lines).
+    """
 
     gpu: GpuName
     rate_per_s: Rate | None = None

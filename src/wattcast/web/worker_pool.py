@@ -200,7 +200,9 @@ class WorkerPool:
         task.add_done_callback(self._renewing.discard)
 
     async def _renew(self, process: asyncio.subprocess.Process, large: bool) -> None:
-        """End a worker and start another; a machine that cannot start one now may a little later."""
+        """End a worker and start another; a machine that cannot start one now may a little
+        later.
+        """
         await self._end(process)
         for _ in range(RENEWALS):
             with contextlib.suppress(MissingTool, OSError):
@@ -251,7 +253,9 @@ STOP_SIGNAL = getattr(signal, "SIGUSR1", signal.SIGTERM)
 
 
 def limit_memory(most_byte: int = MOST_MEMORY_BYTE) -> None:
-    """Limit the address space of this process, where the platform has such a limit and none lower."""
+    """Limit the address space of this process, where the platform has such a limit and none
+    lower.
+    """
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 

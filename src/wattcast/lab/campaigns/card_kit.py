@@ -1,8 +1,8 @@
 """Measure a card for a quarter of an hour, without privileges, and write one file.
 
 The kit runs products of the sizes that language models have, from one token to thousands, and
-passes over memory, through PyTorch: NVIDIA, AMD (ROCm) and Jetson alike. Each operator is timed in a
-burst, and then runs for some seconds while power is read: from the energy counter where the card
+passes over memory, through PyTorch: NVIDIA, AMD (ROCm) and Jetson alike. Each operator is timed in
+a burst, and then runs for some seconds while power is read: from the energy counter where the card
 has one, else from its sensor. The file has what ran, board, driver and versions, and whether the
 card was a part of one or shared; ``wattcast calibrate --table FILE`` takes it. Nothing here changes
 a clock, a limit or a mode.

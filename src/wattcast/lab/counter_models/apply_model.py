@@ -1,8 +1,9 @@
-"""Apply a saved counter model to counters of other work: a table, a DCGM log, Nsight Compute kernels.
+"""Apply a saved counter model to counters of other work: a table, a DCGM log, Nsight Compute
+kernels.
 
 A model is fitted once (``lab fit counters --out``) and then asked of rows it never saw. Each row is
-one interval with its counts at its own clocks. Where a source has watts too, they are set beside the
-model's; they change nothing of it.
+one interval with its counts at its own clocks. Where a source has watts too, they are set beside
+the model's; they change nothing of it.
 """
 
 from __future__ import annotations

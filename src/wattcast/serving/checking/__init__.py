@@ -1,1 +1,3 @@
-"""Compare a service that runs with what its plan promised, and say what would explain differences."""
+"""Compare a service that runs with what its plan promised, and say what would explain
+differences.
+"""

@@ -92,7 +92,8 @@ def _list_rows(result: CheckResult) -> list[dict[str, Any]]:
 def list_check_notes(result: CheckResult) -> list[str]:
     """List what a check assumes."""
     notes = [
-        "planned: at the nearest load of the plan; with this traffic: the planned replica, simulated "
+        "planned: at the nearest load of the plan; with this traffic: the planned replica, "
+        "simulated "
         "under the rate and the mean lengths that came"
     ]
     if result.is_adopted:

@@ -41,7 +41,9 @@ class MetricsText:
 
 
 def parse_metrics_text(text: str) -> MetricsText:
-    """Read a scrape. Lines that are no samples, and values that are no finite numbers, are left out."""
+    """Read a scrape. Lines that are no samples, and values that are no finite numbers, are left
+    out.
+    """
     metrics = MetricsText()
     for line in text.splitlines():
         match = _SAMPLE.match(line)

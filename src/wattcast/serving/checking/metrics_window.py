@@ -74,7 +74,9 @@ class MetricsWindow:
 
 
 def compare_scrapes(before: MetricsText, after: MetricsText, seconds: float) -> MetricsWindow:
-    """Return what happened between two scrapes; an engine that was started anew counts from zero."""
+    """Return what happened between two scrapes; an engine that was started anew counts from
+    zero.
+    """
     sums: dict[str, float] = {}
     counts: dict[str, float] = {}
     restarted = _has_restarted(before, after)

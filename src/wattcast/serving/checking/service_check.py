@@ -8,8 +8,8 @@ A figure is outside where the logarithm x of measured over simulated is beyond
     z·sqrt(drift²·doublings² + floor² + sampling² + sampling_then²)      of one that was
 
 with z such that one healthy service in twenty raises an alarm, over all figures and loads. An
-adopted service was seen to be healthy once: errors of the prediction cancel, but for what they drift
-where load and lengths are others.
+adopted service was seen to be healthy once: errors of the prediction cancel, but for what they
+drift where load and lengths are others.
 """
 
 from __future__ import annotations

@@ -58,7 +58,8 @@ def write_deployment(
         graph = make_dynamo_manifest(option, commands, plan.replicas)
         texts[DYNAMO_FILE] = header + dump_yaml([graph])
         notes.append(
-            f"{DYNAMO_FILE} follows Dynamo's examples (nvidia.com/v1alpha1): set VERSION of its image"
+            f"{DYNAMO_FILE} follows Dynamo's examples (nvidia.com/v1alpha1): set VERSION "
+            "of its image"
         )
     else:
         notes.append(f"{DYNAMO_FILE} is not written: an engine spans several nodes")

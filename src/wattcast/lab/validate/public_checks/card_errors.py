@@ -1,9 +1,9 @@
 """Print the errors of every calibrated card and engine on kernels that no fit saw.
 
 One shape in five is held out of every calibration by a hash of its sizes. This table compares the
-bundles that ship with these rows of the public tables, through ``check_tables``, the function behind
-``wattcast calibrate --table --check``. Products are judged from 0.1 ms on, attention and experts
-whole. Collectives of H100 and GB200 follow laws that were fitted to other cards.
+bundles that ship with these rows of the public tables, through ``check_tables``, the function
+behind ``wattcast calibrate --table --check``. Products are judged from 0.1 ms on, attention and
+experts whole. Collectives of H100 and GB200 follow laws that were fitted to other cards.
 Run: ``python -m wattcast.lab.validate.public_checks.card_errors --reference FOLDER [CARD ...]``, or
 ``wattcast lab validate --ablations`` (WATTCAST_REFERENCE names the measurements).
 """

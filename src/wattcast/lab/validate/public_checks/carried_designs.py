@@ -2,8 +2,9 @@
 
 A chip is forecast from the H200 with nothing fitted to it, and compared with public kernel tables.
 Errors are by what differs: products, attention with many queries (prefill) and with one (decode).
-Chips are ranked by the mean logarithm of time ratios over the shapes that two of them share; Kendall's
-tau counts the pairs of chips in the right order less those in the wrong one, over all pairs.
+Chips are ranked by the mean logarithm of time ratios over the shapes that two of them share;
+Kendall's tau counts the pairs of chips in the right order less those in the wrong one, over all
+pairs.
 """
 
 from __future__ import annotations
@@ -141,7 +142,8 @@ def _judge_chip(folder: Path, name: str) -> list[CarriedSet]:
 
 
 def _judge_amd(path: Path) -> CarriedSet:
-    """Judge the products in blocks of fp8 that AMD tuned, nearly all that its table of the MI300X has.
+    """Judge the products in blocks of fp8 that AMD tuned, nearly all that its table of the MI300X
+    has.
 
     They are the best of many kernels, where a forecast means what a library chooses by itself.
     """

@@ -1,11 +1,11 @@
 """Show what watts of a chip are worth: none, one row, eight rows, all.
 
 A chip's energies begin as the physics carried over from the H200, as if nobody had measured a watt
-of it; rows of the evidence half then move them (``calibrate/energy_evidence.py``), and rows of other
-models judge. On an A100 and an A10 rows are published whole models (EnergAIzer), halved by the
-crc32 of the model's name; on a B200 served models (ML.ENERGY), as ``served_rows`` halves them. Few
-rows are drawn several times by a crc32 of their names, and errors are means over the draws. The H200
-is the parent of all forecasts and cannot be left out.
+of it; rows of the evidence half then move them (``calibrate/energy_evidence.py``), and rows of
+other models judge. On an A100 and an A10 rows are published whole models (EnergAIzer), halved by
+the crc32 of the model's name; on a B200 served models (ML.ENERGY), as ``served_rows`` halves them.
+Few rows are drawn several times by a crc32 of their names, and errors are means over the draws. The
+H200 is the parent of all forecasts and cannot be left out.
 Run: ``python -m wattcast.lab.validate.public_checks.chips_left_out --reference FOLDER``.
 """
 

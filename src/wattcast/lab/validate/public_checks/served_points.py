@@ -7,9 +7,9 @@ and decoding on engines of their own, parallel sizes of 0, repeated configuratio
 after more than a minute in a queue, attention shared by data, and models without an entry in the
 catalogue. Where many points of a model on a card are left, a crc32 of their names chooses some.
 
-Lengths: InferenceMAX's benchmark, behind rows of ``db-dump`` and ``daily csv``, draws 0.8 to 1 of the
-nominal tokens; rows of ``gap analysis`` are asked as they are stated. Both were fixed before any
-row was compared. That it asks ten requests a client and that times are means, the first prompts
+Lengths: InferenceMAX's benchmark, behind rows of ``db-dump`` and ``daily csv``, draws 0.8 to 1 of
+the nominal tokens; rows of ``gap analysis`` are asked as they are stated. Both were fixed before
+any row was compared. That it asks ten requests a client and that times are means, the first prompts
 which wait for one another among them, was fixed after some rows had been seen: medians of three
 requests a client were half of the published times to first token.
 Run: ``python -m wattcast.lab.validate.public_checks.served_points --reference FOLDER``, or
@@ -89,7 +89,9 @@ class ServedPoint:
 
 
 def read_points(reference: Path) -> tuple[list[ServedPoint], dict[str, int]]:
-    """Read the points that can be asked, each configuration once, and how many were left out, why."""
+    """Read the points that can be asked, each configuration once, and how many were left out,
+    why.
+    """
     with gzip.open(reference / TABLE, "rt", encoding="utf-8", newline="") as stream:
         lines = list(csv.DictReader(stream))
     points: dict[tuple[object, ...], ServedPoint] = {}
