@@ -104,7 +104,7 @@ ABOUT = {
     *("price_per_h", "electricity_per_kwh"),
 }
 # the server's own defaults: a simulation over HTTP is shorter
-OTHER_DEFAULTS = {("SimulationRequest", "seconds")}
+OTHER_DEFAULTS = {("SimulationRequest", "seconds"), ("PlanRequest", "pools")}  # null: none
 
 
 def fields_of_requests() -> Iterator[tuple[type[msgspec.Struct], str]]:

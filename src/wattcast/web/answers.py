@@ -374,14 +374,7 @@ _NOT_SENT = {
 
 
 # Fields whose default stands in the library: null over HTTP
-_LEFT_OUT = (
-    "pools",
-    "concurrency",
-    "shared_prefix",
-    "prefix_hit_rate",
-    "speculative_tokens",
-    "acceptance_rate",
-)
+_LEFT_OUT = ("pools", "concurrency")
 
 
 def _library_keywords(asked: request_schema.Workload) -> dict[str, Any]:

@@ -180,10 +180,10 @@ class SimulationRequest(ServingQuestion, kw_only=True):
     replicas: Annotated[int, Meta(ge=1, le=16)] = 1
     tp: Annotated[int, Meta(ge=1, le=64)] = 1
     concurrency: Annotated[int, Meta(ge=1, le=4096)] | None = None
-    shared_prefix: Annotated[int, Meta(ge=0, le=1_000_000)] | None = None
-    prefix_hit_rate: Annotated[float, Meta(ge=0, le=1)] | None = None
-    speculative_tokens: Annotated[int, Meta(ge=0, le=16)] | None = None
-    acceptance_rate: Annotated[float, Meta(ge=0, le=1)] | None = None
+    shared_prefix: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    prefix_hit_rate: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    speculative_tokens: Annotated[int, Meta(ge=0, le=16)] = 0
+    acceptance_rate: Annotated[float, Meta(ge=0, le=1)] = 0.7
     clock_hz: Hertz | None = None
     power_limit_w: Watts | None = None
 
