@@ -61,6 +61,9 @@ UNITS_OF_A_LIST = {
 }  # ranges; of one command
 # Refused without the option they belong to; tested with it
 BESIDE_ANOTHER = {
+    "--begin",
+    "--span",
+    "--window",
     "--grid",
     "--power-span",
     "--checkpoint-time",
