@@ -85,6 +85,7 @@ LINES = {  # a quick call of each command, which the options are added to
     "manage rehearse": "manage rehearse gpt2 --rate 2/s --seconds 5 --prompt 16 --output 4",
     "models show": "models show gpt2 --seq 64",
     "gpus show": "gpus show h200 --energies",
+    "lab kernel": "lab kernel linear 512x512x512 --gpu h200",
 }
 # what needs a GPU, a server or a file of measurements: wrong forms are refused before any is asked
 # for
@@ -102,6 +103,8 @@ REFUSING = {
     "serve": "serve",
     "lab multimedia": "lab multimedia --out rows",
     "lab kernels": "lab kernels --out rows",
+    "lab kit": "lab kit rows.kit.json.gz",
+    "check": "check expected.json --metrics metrics.txt",
 }
 EXCLUDED = {("explore sweep", "--latency"), ("manage simulate", "--latency")}  # beside --slowdown
 OPTIONS = {
@@ -132,6 +135,7 @@ def test_every_option_with_a_unit_is_in_the_table() -> None:
         REFUSING
     ) <= {
         *("manage replay", "lab microbench", "lab counters"),  # the options of another command
+        "hall",  # a slowdown, which belongs to --shed
         *(
             "lab power-trace",
             "lab power-meter",

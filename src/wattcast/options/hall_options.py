@@ -58,8 +58,8 @@ class SheddingOptions:
         Option("Plan to draw so much less from --begin on, for --span.", unit="W", above=0),
     ] = None
     slowdown: Annotated[
-        float, Option("Of p99 latencies that the plan of --shed may have.", above=0)
-    ] = 1.5
+        float, Option("Of p99 latencies that the plan of --shed may have: 50%.", unit="")
+    ] = 0.5
 
 
 @dataclass(frozen=True)

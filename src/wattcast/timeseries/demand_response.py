@@ -145,11 +145,11 @@ def plan_demand_response(
     begin_s: float,
     span_s: float | None,
     progress: ReportProgress,
-    slowdown: float = 1.5,
+    slowdown: float = 0.5,
 ) -> DemandResponse:
     """Return what every policy sheds and costs, and the best plan for ``asked_w``.
 
-    The plan has policies whose p99 latencies are at most ``slowdown`` times the usual ones.
+    The plan has policies whose p99 latencies are at most a share ``slowdown`` above the usual ones.
     """
     left_s = plan.hours * 3600.0 - begin_s
     event_s = min(1800.0, left_s) if span_s is None else span_s
@@ -186,7 +186,7 @@ def _drop_slow(points: Sequence[ShedPoint], slowdown: float) -> list[ShedPoint]:
     def is_fast(point: ShedPoint) -> bool:
         for name in ("ttft_p99_s", "tpot_p99_s"):
             usual_s = getattr(usual, name)
-            if usual_s is not None and getattr(point, name) > slowdown * usual_s:
+            if usual_s is not None and getattr(point, name) > (1.0 + slowdown) * usual_s:
                 return False
         return True
 

@@ -190,9 +190,7 @@ def kit(
     if not is_kit(out):
         raise bad_value("OUT", f"a name that ends in {KIT_SUFFIX}", out.name)
     began_s = time.monotonic()
-    return _report_counts(
-        card_kit.measure_card(out, parse_seconds(budget, "--budget"), few), began_s
-    )
+    return _report_counts(card_kit.measure_card(out, parse(budget, "s", "--budget"), few), began_s)
 
 
 def pack(
