@@ -157,6 +157,13 @@ def test_no_option_of_its_own_beats_a_plan(monkeypatch: pytest.MonkeyPatch) -> N
     assert check_random_jobs(monkeypatch, range(4)) >= 3
 
 
+def test_an_option_is_not_left_out_for_arrivals_of_a_shorter_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A run of 40 requests was made longer, and then idled less a request than its bound allowed."""
+    assert check_random_jobs(monkeypatch, range(1105, 1106)) == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(1000, 1300, 30))
 def test_no_option_of_its_own_beats_300_plans(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
