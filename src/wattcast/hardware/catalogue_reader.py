@@ -125,7 +125,7 @@ def gpus() -> list[Gpu]:
 
     >>> import wattcast
     >>> [gpu.name for gpu in wattcast.gpus() if gpu.architecture == "blackwell"]
-    ['b200', 'b300', 'gb200', 'gb300']
+    ['b200', 'b300', 'gb200', 'gb300', 'jetson-thor']
     """
     return [load_gpu(name) for name in gpu_names()]
 

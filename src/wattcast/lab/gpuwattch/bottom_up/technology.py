@@ -406,7 +406,7 @@ def read_feature_nm(text: str, where: str) -> float:
     if not re.match(r"\s*[\d.]", text):
         expectation = f"a length such as 45 nm, or a process: {', '.join(names)}"
         raise bad_value(where, expectation, clip_text(text))
-    return 1e9 * units.parse(text, "m", where)
+    return round(1e9 * units.parse(text, "m", where), 6)
 
 
 def _plain_name(text: str) -> str:
