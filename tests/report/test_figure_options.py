@@ -15,10 +15,18 @@ from wattcast.core.errors import BadInput, ExitCode, MissingTool, UnknownName
 from wattcast.core.option_declaration import parse_option_value
 from wattcast.report import figure_style
 
-LAB = {"lab power-trace", "lab check-energies"}
-ONE = {"predict", "compare", "plan", "simulate", "train", "measure run", "gpus show", *LAB} | {
-    f"explore {name}" for name in ("sweep", "designs", "fleet")
-}
+LAB = {"lab power-trace", "lab check-energies", "lab kernel", "lab estimate", "lab apply"}
+ONE = {
+    "predict",
+    "compare",
+    "plan",
+    "simulate",
+    "train",
+    "hall",
+    "measure run",
+    "gpus show",
+    *LAB,
+} | {f"explore {name}" for name in ("sweep", "designs", "fleet")}
 SETS = {"manage simulate", "manage replay", "lab fit counters", "lab microbench", "lab validate"}
 
 

@@ -181,8 +181,9 @@ def kit(
 ) -> VerbResult:
     """Measure this card for a quarter of an hour without privileges, and write one file.
 
-    Example: wattcast lab kit mine.kit.json.gz; then wattcast calibrate --gpu rtx-4090 --table
-    mine.kit.json.gz
+    `wattcast calibrate` takes the file as a table of the card.
+
+    Example: wattcast lab kit mine.kit.json.gz
     """
     from wattcast.calibrate.kit_files import KIT_SUFFIX, is_kit
     from wattcast.lab.campaigns import card_kit

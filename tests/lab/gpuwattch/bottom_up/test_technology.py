@@ -42,7 +42,7 @@ from wattcast.lab.gpuwattch.component_build import demo_architecture
 from wattcast.lab.gpuwattch.energy_table import format_energy_table, read_energies
 from wattcast.lab.gpuwattch.trace_reading import SimulatorDialect, dialect_counters
 
-# 90 nm, chiplets of two processes, LPDDR5, or sizes of caches that nobody published: refused with
+# 90 and 20 nm, chiplets of two processes, LPDDR5, or sizes of caches that nobody published: refused with
 # the reason
 REFUSED = {
     "quadro-fx-5600",
@@ -50,6 +50,10 @@ REFUSED = {
     "mi325x",
     "mi355x",
     "jetson-agx-orin",
+    "jetson-nano",
+    "jetson-orin-nano",
+    "jetson-orin-nx",
+    "jetson-thor",
     "b300",
     "gb300",
     "h20",
