@@ -98,8 +98,9 @@ class LaunchEstimate:
         )
         if not self.estimate.has_known_kernels:
             text += ", which is the idle time between kernels"
+        lack = "1 kernel lacks" if len(missing) == 1 else f"{len(missing)} kernels lack"
         text += (
-            f"; {len(missing)} kernels lack counters, "
+            f"; {lack} counters, "
             f"the first: {first['kernel'][:60]} grid {first['grid']} block {first['block']}"
         )
         lacking = self.estimate.missing_events

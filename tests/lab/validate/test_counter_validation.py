@@ -221,7 +221,7 @@ def test_a_run_that_is_over_is_estimated_from_files(counted: Path, tmp_path: Pat
     ] == pytest.approx(said["power_w"])
     code, out = run(*argv, str(path), "--clock", "1980MHz")
     assert code == 3
-    assert "1 kernels have no counters" in out
+    assert "1 kernel lacks counters" in out
     path.write_bytes(path.read_bytes()[:600])
     assert run(*argv, str(path))[0] == 2
     assert run(*argv[:-4], "--counters", str(tmp_path / "none.ncu-rep"), str(path))[0] == 2
