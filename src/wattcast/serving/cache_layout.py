@@ -128,17 +128,12 @@ def group_layers(
         (window,) = {cache.window for cache in caches}
         byte = block_tokens * sum(cache.layers * cache.byte_per_token for cache in caches)
         return CacheGroups(block_tokens, byte, 0 if window else 1, (window,) if window else ())
-    keeps_all = False
+    chunks = [cache.chunk for cache in caches if cache.kind is CacheKind.STATE]
+    keeps_all = bool(states and attention) and prefix_caching and all(chunks)
     if states and attention:
-        unit = block_tokens * max(attention)
-        keeps_all = prefix_caching and all(
-            cache.chunk for cache in caches if cache.kind is CacheKind.STATE
-        )
         if keeps_all:
-            chunk = math.lcm(block_tokens, *(cache.chunk for cache in caches if cache.chunk))
-            unit = chunk * max(attention)
-            block_tokens = chunk
-        block_tokens *= max(-(-max(states) // unit), 1)
+            block_tokens = math.lcm(block_tokens, *chunks)
+        block_tokens *= max(-(-max(states) // (block_tokens * max(attention))), 1)
     page = max([*states, *(block_tokens * byte for byte in attention)])
 
     sizes = list(layers.values())

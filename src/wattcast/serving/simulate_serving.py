@@ -116,24 +116,9 @@ def simulate(
     chip = find_gpu(gpu, settings.node, settings.engine)
     run = _read_engine_run(chosen.select_keywords(ModelOptions))
 
-    # requests that are longer than the engine takes are left out
     most_tokens = _limit_length(spec, engine, settings.force)
-    loads: Sequence[Trace | Sessions]
-    if is_interactive(traffic, chosen[Conversations]):
-        loads = _make_sessions(chosen, None if settings.force else most_tokens)
-        traces = [sessions.requests for sessions in loads]
-        requests = len(traces[0])
-        rejection = ""
-    else:
-        traces = _make_traces(traffic, chosen[RequestShape])
-        requests = len(traces[0])
-        is_set = engine.max_model_len is not None
-        accepted = [
-            drop_long_requests(trace, spec.name, most_tokens, settings.force, is_set)
-            for trace in traces
-        ]
-        loads = traces = [trace for trace, _ in accepted]
-        rejection = accepted[0][1]
+    loads, rejected, rejection = _draw_loads(chosen, spec.name, most_tokens)
+    traces = [load.requests if isinstance(load, Sessions) else load for load in loads]
 
     limit_w = settings.read_number("power_limit_w")
     if not settings.force:
@@ -170,9 +155,26 @@ def simulate(
         first,
         seed_spread=_measure_spread(results) if traffic.seeds > 1 else {},
         model_interval=measure_model_interval(spec, chip, run, first),
-        rejected=requests - len(traces[0]) if rejection else 0,
+        rejected=rejected,
         assumptions=(*notes, WHOLE_TIME, *first.assumptions),
     )
+
+
+def _draw_loads(
+    chosen: ParsedOptions, model: str, most_tokens: int | None
+) -> tuple[Sequence[Trace | Sessions], int, str]:
+    """Return the requests of each seed, how many the engine rejects as too long, and a sentence."""
+    traffic = chosen[Traffic]
+    force = chosen[SettingOptions].force
+    if is_interactive(traffic, chosen[Conversations]):
+        return _make_sessions(chosen, None if force else most_tokens), 0, ""
+    traces = _make_traces(traffic, chosen[RequestShape])
+    is_set = chosen[EngineOptions].max_model_len is not None
+    accepted = [drop_long_requests(trace, model, most_tokens, force, is_set) for trace in traces]
+    loads = [trace for trace, _ in accepted]
+    rejection = accepted[0][1]
+    rejected = len(traces[0]) - len(loads[0]) if rejection else 0
+    return loads, rejected, rejection
 
 
 def _read_engine_run(keywords: Mapping[str, Any]) -> ModelOptions:
