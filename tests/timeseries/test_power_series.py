@@ -128,6 +128,11 @@ def test_gpus_wait_idle_for_checkpoints() -> None:
     waiting_kwh = count * 12.0 * 8 * job.waiting_w / 3.6e6
     assert job.energy_kwh == pytest.approx(plain.energy_kwh + waiting_kwh)
     assert job.waiting_w < 0.3 * float(job.step.power_w)
+    waited_h = count * 12.0 / 3600.0  # was told, so it widens no interval
+    ends_h = np.array(plain.hours_interval)
+    assert job.hours_interval == pytest.approx(tuple(ends_h + waited_h))
+    ends_kwh = np.array(plain.energy_interval_kwh)
+    assert job.energy_interval_kwh == pytest.approx(tuple(ends_kwh + waiting_kwh))
 
     curve = trace_training(job)
     states = curve.states == state_code("checkpoint")

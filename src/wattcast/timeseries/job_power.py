@@ -16,6 +16,8 @@ from wattcast.timeseries.power_curve import PowerCurve, StateCodes, join_pieces,
 from wattcast.training.train_job import TrainingResult
 
 MOST_PIECES = 1 << 18  # of a job that is drawn step by step
+_STEP = 0  # places of the blocks that a job is made of
+_CHECKPOINT = 1
 MOST_BATCHES = 4096  # micro-batches of a step, of which more are drawn as so many
 
 
@@ -30,14 +32,14 @@ def trace_training(result: TrainingResult) -> PowerCurve:
     is_short = steps * len(spans_s) <= MOST_PIECES
     if not result.checkpoints:
         repeats = steps
-        order = [0]
+        order = [_STEP]
     elif is_short:
         repeats = 1
         order = _order_steps(steps, result.checkpoint_every, result.checkpoints)
     else:  # all turns alike
         repeats = result.checkpoints
         steps = repeats * max(round(result.steps / repeats), 1)
-        order = [*[0] * (steps // repeats), 1]
+        order = [*[_STEP] * (steps // repeats), _CHECKPOINT]
 
     spans_s = spans_s * (result.steps * result.step_s / steps / float(spans_s.sum()))
     pause = np.array([state_code("checkpoint")], dtype=np.int8)
@@ -65,7 +67,7 @@ def trace_training(result: TrainingResult) -> PowerCurve:
 
 
 def _order_steps(steps: int, every: int, checkpoints: int) -> list[int]:
-    """Return the order of steps, 0, and checkpoints, 1, of a job.
+    """Return the order of steps (0) and checkpoints (1) of a job.
 
     >>> _order_steps(5, 2, 2), _order_steps(3, 2, 2)
     ([0, 0, 1, 0, 0, 1, 0], [0, 0, 1, 0, 1])
@@ -73,11 +75,11 @@ def _order_steps(steps: int, every: int, checkpoints: int) -> list[int]:
     order = []
     written = 0
     for step in range(1, steps + 1):
-        order.append(0)
+        order.append(_STEP)
         if step % every == 0 and written < checkpoints:
-            order.append(1)
+            order.append(_CHECKPOINT)
             written += 1
-    return order + [1] * (checkpoints - written)
+    return order + [_CHECKPOINT] * (checkpoints - written)
 
 
 def list_step_pieces(result: TrainingResult) -> tuple[Array, Array, StateCodes]:

@@ -192,8 +192,8 @@ class TrainingResult(UserResult):
     @property
     def steps(self) -> float:
         """Steps from the first to the last; pauses and repeated work count as steps."""
-        needed = self.tokens / (self.step_tokens * (1.0 - self.padding))
-        return needed * (1.0 + self.pause_share) / (1.0 - self.failure_share)
+        shares = (self.padding, self.pause_share, self.failure_share)
+        return _count_steps(self.tokens, self.step_tokens, *shares)
 
     @property
     def checkpoints(self) -> int:
@@ -209,6 +209,13 @@ class TrainingResult(UserResult):
     def hours(self) -> float:
         """Hours from the first step to the last; pauses, checkpoints, repeated work included."""
         return self.steps * self.step_s / 3600.0 + self.checkpoint_hours
+
+    @property
+    def hours_interval(self) -> tuple[float, float]:
+        """Ends of the hours; how long checkpoints take was told."""
+        low, high = self.relative_interval
+        step_hours = self.hours - self.checkpoint_hours
+        return step_hours * low + self.checkpoint_hours, step_hours * high + self.checkpoint_hours
 
     @property
     def gpu_hours(self) -> float:
@@ -236,6 +243,14 @@ class TrainingResult(UserResult):
     def energy_kwh(self) -> float:
         """Energy of all GPUs."""
         return self.power_w * self.hours / 1000.0
+
+    @property
+    def energy_interval_kwh(self) -> tuple[float, float]:
+        """Ends of the energy of all GPUs, those of the time at the predicted power."""
+        low, high = self.relative_interval
+        checkpoint_kwh = self.waiting_w * self.gpus * self.checkpoint_hours / 1000.0
+        step_kwh = self.energy_kwh - checkpoint_kwh
+        return step_kwh * low + checkpoint_kwh, step_kwh * high + checkpoint_kwh
 
     @property
     def site_energy_kwh(self) -> float:
@@ -322,9 +337,8 @@ def train(
     assert cost is not None
     assert swept is not None
 
-    # pauses and repeated work count as steps
-    steps = order.tokens / (strategy.global_batch * job.length * (1.0 - losses.padding))
-    steps *= (1.0 + losses.pause_share) / (1.0 - failure_share)
+    shares = (losses.padding, losses.pause_share, failure_share)
+    steps = _count_steps(order.tokens, strategy.global_batch * job.length, *shares)
     checkpoints = _count_checkpoints(steps, losses.checkpoint_every)
     clock_place = int(np.argmin(np.abs(swept.latency_s - best.step.latency_s)))
     stages = step_time.cost_stages(cost, recipe, strategy, job.links)
@@ -420,6 +434,18 @@ def _share_of_failures(gpus: int, losses: JobLosses) -> float:
         wanted = f"fewer than one in {losses.lost_minutes:g} min, which each loses"
         raise bad_value("failures", wanted, f"one every {every}")
     return share
+
+
+def _count_steps(
+    tokens: float, step_tokens: float, padding: float, pause_share: float, failure_share: float
+) -> float:
+    """Return the steps of a job; pauses and work that failures repeat count as steps.
+
+    >>> _count_steps(1000.0, 100.0, 0.5, 0.1, 0.0)
+    22.0
+    """
+    needed = tokens / (step_tokens * (1.0 - padding))
+    return needed * (1.0 + pause_share) / (1.0 - failure_share)
 
 
 def _count_checkpoints(steps: float, every: int) -> int:

@@ -61,9 +61,9 @@ def summarise_training(result: TrainingResult) -> dict[str, Any]:
         "carbon_kg": result.carbon_kg,
         "interval": {
             "level": 0.9,
-            "hours": [result.hours * low, result.hours * high],
+            "hours": list(result.hours_interval),
             "tokens_per_s": [result.tokens_per_s / high, result.tokens_per_s / low],
-            "energy_kwh": [result.energy_kwh * low, result.energy_kwh * high],
+            "energy_kwh": list(result.energy_interval_kwh),
         },
         "memory_byte": {
             **{name: float(getattr(result.memory, f"{name}_byte")) for name in _MEMORY},
@@ -156,7 +156,7 @@ def _write_title(result: TrainingResult) -> str:
 
 def _list_answers(result: TrainingResult, summary: dict[str, Any]) -> list[AnswerLine]:
     """Return what people ask of a job, with its spread: hours, kWh, watts, money, speed, memory."""
-    ends_h = result.hours * np.array(result.relative_interval)
+    ends_h = np.array(result.hours_interval)
     hours, hours_span = span_numbers(result.hours, ends_h)
     digits = count_digits(result.hours, *ends_h)
     show = partial(units.show, digits=digits)
