@@ -57,7 +57,11 @@ class VerbPackage(ModuleType):
     Importing a submodule sets ``wattcast.explore`` to the package, so the package itself has to
     answer (docs/decisions/0007-verbs-and-packages.md)."""
 
-    def __call__(self, *args: Any, **options: Any) -> Any:
+    def __call__(
+        self,
+        *args: Any,
+        **options: Any,
+    ) -> Any:
         """Call the function that has the package's name."""
         return self._verb(*args, **options)
 

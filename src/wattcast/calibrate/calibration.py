@@ -26,8 +26,16 @@ the numbers of a bundle with those factors (a test compares the two) at a fracti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import (
+    Callable,
+    Mapping,
+    Sequence,
+)
+from dataclasses import (
+    dataclass,
+    field,
+    replace,
+)
 from typing import Any
 
 import numpy as np
@@ -38,8 +46,16 @@ from wattcast.core.arrays import Array, map_distinct
 from wattcast.core.strict_files import FitStatus, Provenance
 from wattcast.core.user_results import UserResult
 from wattcast.hardware import Gpu, OperatingPoint
-from wattcast.predictor.bundle.bundle_file import FAMILIES, Bundle, ResidualEnds
-from wattcast.predictor.bundle.calibrated import IDLE_OFFSET, PRODUCT_FAMILIES, apply_factors
+from wattcast.predictor.bundle.bundle_file import (
+    FAMILIES,
+    Bundle,
+    ResidualEnds,
+)
+from wattcast.predictor.bundle.calibrated import (
+    IDLE_OFFSET,
+    PRODUCT_FAMILIES,
+    apply_factors,
+)
 from wattcast.predictor.governor import run_governed
 from wattcast.predictor.pipeline import analyse_graph, total_at_clock
 from wattcast.predictor.timeline import Timeline
@@ -68,7 +84,9 @@ class AnalysedModel:
 
 
 def analyse_models(
-    measured: Sequence[MeasuredModel], gpu: Gpu, bundle: Bundle
+    measured: Sequence[MeasuredModel],
+    gpu: Gpu,
+    bundle: Bundle,
 ) -> list[AnalysedModel]:
     """Analyse every measured workload once."""
     graphs = {id(m.graph): m.graph for m in measured}
@@ -77,7 +95,10 @@ def analyse_models(
 
 
 def predict_models(
-    rows: Sequence[AnalysedModel], factors: Mapping[str, float], gpu: Gpu, bundle: Bundle
+    rows: Sequence[AnalysedModel],
+    factors: Mapping[str, float],
+    gpu: Gpu,
+    bundle: Bundle,
 ) -> tuple[Array, Array]:
     """Predict latency and mean power of every row, ``(row,)``, with factors applied."""
     energy_names = [name for name in factors if name == IDLE_OFFSET or name.endswith("energy")]
@@ -264,7 +285,12 @@ def calibrate_bundle(
 class _ModelFits:
     """Fits of factors on time and on energy to the same rows, and the choice among them."""
 
-    def __init__(self, rows: Sequence[AnalysedModel], gpu: Gpu, bundle: Bundle) -> None:
+    def __init__(
+        self,
+        rows: Sequence[AnalysedModel],
+        gpu: Gpu,
+        bundle: Bundle,
+    ) -> None:
         self._rows = rows
         self._gpu = gpu
         self._bundle = bundle
@@ -336,7 +362,11 @@ class _ModelFits:
         assert time is not None, "the forecast is one of the sets"
         return time
 
-    def _choose_energy(self, time: FactorFit, forecast: FactorFit) -> FactorFit | None:
+    def _choose_energy(
+        self,
+        time: FactorFit,
+        forecast: FactorFit,
+    ) -> FactorFit | None:
         """Return the factors on energy that lower the errors of power and of energy; None where
         none do.
         """
@@ -357,7 +387,11 @@ class _ModelFits:
         count = len(self.powered)
         return residuals[:count], residuals[count:]
 
-    def _left_out_joules(self, time: FactorFit, energy: FactorFit) -> Array:
+    def _left_out_joules(
+        self,
+        time: FactorFit,
+        energy: FactorFit,
+    ) -> Array:
         """Return the residuals of energy where a row is left out of both fits."""
         change = (time.left_out - time.residual)[self._has_power]
         return np.asarray(energy.left_out[len(self.powered) :] + change)
@@ -375,7 +409,11 @@ class FactorProblem:
     # spreads of factors that count as noise
     scatter: Mapping[str, float] = field(default_factory=dict)
 
-    def value(self, chosen: tuple[str, ...], theta: Array) -> Array:
+    def value(
+        self,
+        chosen: tuple[str, ...],
+        theta: Array,
+    ) -> Array:
         """Return the modelled logarithms where the chosen factors are at ``theta``."""
         if not len(self.rows):
             return np.zeros(0)
@@ -467,7 +505,9 @@ def _best_set(
 
 
 def fit_factors(
-    chosen: tuple[str, ...], problem: FactorProblem, every_name: tuple[str, ...]
+    chosen: tuple[str, ...],
+    problem: FactorProblem,
+    every_name: tuple[str, ...],
 ) -> FactorFit:
     """Fit the chosen factors; those of ``every_name`` that are not chosen count as noise."""
     spread = _spread_of_rows(chosen, problem, every_name)
@@ -512,7 +552,9 @@ def fit_factors(
 
 
 def _spread_of_rows(
-    chosen: tuple[str, ...], problem: FactorProblem, every_name: tuple[str, ...]
+    chosen: tuple[str, ...],
+    problem: FactorProblem,
+    every_name: tuple[str, ...],
 ) -> Array:
     """Return the deviation of each entry: its own, and what factors outside the set may add."""
     spreads = dict(problem.scatter)
@@ -531,14 +573,22 @@ def _spread_of_rows(
     return np.asarray(np.sqrt(variance))
 
 
-def _differentiate_factors(value: Callable[[Array], Array], theta: Array, here: Array) -> Array:
+def _differentiate_factors(
+    value: Callable[[Array], Array],
+    theta: Array,
+    here: Array,
+) -> Array:
     """Return the slopes of ``value``, which is ``here`` at ``theta``, ``(row, factor)``."""
     moved_points = theta + DIFFERENCE * np.eye(len(theta))
     slopes = [(value(point) - here) / DIFFERENCE for point in moved_points]
     return np.stack(slopes, axis=-1)
 
 
-def _exponentiate_factors(chosen: tuple[str, ...], theta: Array, idle_w: float) -> dict[str, float]:
+def _exponentiate_factors(
+    chosen: tuple[str, ...],
+    theta: Array,
+    idle_w: float,
+) -> dict[str, float]:
     factors = {}
     for name, value in zip(chosen, theta, strict=True):
         factors[name] = float(value * idle_w if name == IDLE_OFFSET else np.exp(value))

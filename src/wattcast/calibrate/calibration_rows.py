@@ -30,7 +30,11 @@ from typing import Any, overload
 import numpy as np
 
 from wattcast.calibrate import calibration
-from wattcast.calibrate.calibration import AnalysedModel, Calibration, MeasuredModel
+from wattcast.calibrate.calibration import (
+    AnalysedModel,
+    Calibration,
+    MeasuredModel,
+)
 from wattcast.calibrate.table_fit import TableCalibration, calibrate_tables
 from wattcast.core import units
 from wattcast.core.arrays import sweep_values
@@ -43,7 +47,12 @@ from wattcast.core.errors import (
     unknown_name,
 )
 from wattcast.core.regular_files import is_regular
-from wattcast.core.strict_files import decode_json, decode_text, parse_csv, read_bytes
+from wattcast.core.strict_files import (
+    decode_json,
+    decode_text,
+    parse_csv,
+    read_bytes,
+)
 from wattcast.hardware import Gpu
 from wattcast.hardware.gpu import DEFAULT_TEMPERATURE_C
 from wattcast.predictor.api import find_gpu
@@ -62,9 +71,18 @@ _SCORES = "attention.attention"  # what attention does between its projections
 
 
 @lru_cache(maxsize=256)
-def build_run_graph(model: str, batch: int, seq: int | None, dtype: str) -> Graph:
+def build_run_graph(
+    model: str,
+    batch: int,
+    seq: int | None,
+    dtype: str,
+) -> Graph:
     """Build the operators of one published run: base model, eager attention, no head."""
-    options: dict[str, Any] = {"batch": batch, "dtype": dtype, "attention": "eager"}
+    options: dict[str, Any] = {
+        "batch": batch,
+        "dtype": dtype,
+        "attention": "eager",
+    }
     if seq is not None:
         options |= {"seq": seq, "head": "none"}
     if model in DECODERS:
@@ -81,7 +99,11 @@ def build_run_graph(model: str, batch: int, seq: int | None, dtype: str) -> Grap
     return replace(graph, blocks=tuple(blocks))
 
 
-def _as_issued(op: Operator, model: str, tokens: int) -> tuple[Operator, ...]:
+def _as_issued(
+    op: Operator,
+    model: str,
+    tokens: int,
+) -> tuple[Operator, ...]:
     """Return what version 4 of transformers issues for an operator; it scales the scores of
     attention otherwise.
     """
@@ -91,7 +113,12 @@ def _as_issued(op: Operator, model: str, tokens: int) -> tuple[Operator, ...]:
     assert isinstance(op, Elementwise), "a scale is elementwise"
     if model == "bert-large":  # adds a mask of one row per sequence
         read = (op.n + tokens) * op.dtype.byte
-        return op, replace(op, function="add", layout=Layout.BROADCAST, read=read)
+        return op, replace(
+            op,
+            function="add",
+            layout=Layout.BROADCAST,
+            read=read,
+        )
     if model == "gpt2":  # makes the divisor and the mask's value on the device
         number = Elementwise("fill", 1, dtype=op.dtype, label=op.label)
         return number, op, number
@@ -263,7 +290,11 @@ def _read_lines(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
     return lines
 
 
-def _read_measured(entry: Mapping[str, Any], where: str, folder: Path) -> MeasuredModel:
+def _read_measured(
+    entry: Mapping[str, Any],
+    where: str,
+    folder: Path,
+) -> MeasuredModel:
     """Read a row of a user's file: its workload, its options and what was measured."""
     quantities: dict[str, float] = {}
     options: dict[str, Any] = {}
@@ -298,7 +329,12 @@ def _read_measured(entry: Mapping[str, Any], where: str, folder: Path) -> Measur
     )
 
 
-def _load_graph(workload: str, options: Mapping[str, Any], where: str, folder: Path) -> Graph:
+def _load_graph(
+    workload: str,
+    options: Mapping[str, Any],
+    where: str,
+    folder: Path,
+) -> Graph:
     """Load the workload of a row, which may be a file beside it."""
     path = folder / workload
     try:
@@ -336,10 +372,19 @@ def _split_quantity(column: str) -> tuple[str, str] | None:
     return None
 
 
-def _read_quantity(text: str, name: str, unit: str, where: str) -> float:
+def _read_quantity(
+    text: str,
+    name: str,
+    unit: str,
+    where: str,
+) -> float:
     has_unit = any(c.isalpha() for c in text.replace("e", "").replace("E", ""))
     if not unit and not has_unit:
-        example = {"s": "ms", "Hz": "MHz", "C": "c"}.get(QUANTITIES[name], QUANTITIES[name])
+        example = {
+            "s": "ms",
+            "Hz": "MHz",
+            "C": "c",
+        }.get(QUANTITIES[name], QUANTITIES[name])
         raise bad_unit(where, f"a unit, as in {name}_{example} or {text} {example}", text)
     value = units.parse(f"{text} {unit}".strip(), QUANTITIES[name], where)
     if not np.isfinite(value) or (value <= 0 and name != "temperature"):
@@ -347,7 +392,11 @@ def _read_quantity(text: str, name: str, unit: str, where: str) -> float:
     return value
 
 
-def _check_measured(m: MeasuredModel, where: str, gpu: Gpu) -> MeasuredModel:
+def _check_measured(
+    m: MeasuredModel,
+    where: str,
+    gpu: Gpu,
+) -> MeasuredModel:
     """Refuse a clock that the card does not have and a power that it cannot draw."""
     top_hz = float(sweep_values(gpu.clocks.max_hz))
     low_hz = 0.05 * top_hz
@@ -367,7 +416,9 @@ def _check_measured(m: MeasuredModel, where: str, gpu: Gpu) -> MeasuredModel:
 
 
 def check_calibration_rows(
-    rows: Sequence[AnalysedModel], gpu: Gpu, bundle: Bundle
+    rows: Sequence[AnalysedModel],
+    gpu: Gpu,
+    bundle: Bundle,
 ) -> tuple[str, ...]:
     """Refuse units mixed up and rows that contradict one another; note repeats that differ."""
     measured = [row.measured for row in rows]
@@ -380,7 +431,11 @@ def check_calibration_rows(
     return tuple(note for note in notes if note)
 
 
-def _far_row_error(m: MeasuredModel, forecast_s: float, ratio: float) -> BadInput:
+def _far_row_error(
+    m: MeasuredModel,
+    forecast_s: float,
+    ratio: float,
+) -> BadInput:
     """Return the error of a row so far from the forecast that a unit was mixed up."""
     guess = ""
     if abs(abs(np.log10(ratio)) - 3) < 0.7:

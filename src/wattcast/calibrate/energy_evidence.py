@@ -104,7 +104,9 @@ class EnergyPosterior:
 
 
 def weigh_energies(
-    evidence: Sequence[EnergyEvidence], modules: Sequence[str], distance: float = 1.0
+    evidence: Sequence[EnergyEvidence],
+    modules: Sequence[str],
+    distance: float = 1.0,
 ) -> EnergyPosterior:
     """Return the factors on the energies of modules that the prior and its evidence make likeliest.
 
@@ -199,7 +201,11 @@ def scalable_modules(bundle: Bundle) -> tuple[str, ...]:
     return tuple(part for part in power.parts if part in power.scalable_parts)
 
 
-def kernel_evidence(rows: KernelRows, gpu: Gpu, bundle: Bundle) -> list[EnergyEvidence]:
+def kernel_evidence(
+    rows: KernelRows,
+    gpu: Gpu,
+    bundle: Bundle,
+) -> list[EnergyEvidence]:
     """Return the evidence that sustained rows of kernels hold; the prior is the bundle's power."""
     measured_w, _, _ = settled_figures(rows)
     part_w = measure_parts(rows, gpu, bundle)

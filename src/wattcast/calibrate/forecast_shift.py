@@ -14,12 +14,21 @@ weak priors [Rasmussen2006, 5.4.1], so that rows without information leave the f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from wattcast.calibrate.kernel_rows import KernelRows, assign_folds, on_random_data, settled_figures
+from wattcast.calibrate.kernel_rows import (
+    KernelRows,
+    assign_folds,
+    on_random_data,
+    settled_figures,
+)
 from wattcast.calibrate.row_prediction import (
     measure_parts,
     predict_bursts_s,
@@ -126,7 +135,11 @@ def _fit_spreads(
     noise: Array,
 ) -> Array:
     """Fit log τ and log σ by maximum marginal likelihood [Rasmussen2006, Eq. 5.8]."""
-    from scipy.linalg import LinAlgError, cho_factor, cho_solve
+    from scipy.linalg import (
+        LinAlgError,
+        cho_factor,
+        cho_solve,
+    )
     from scipy.optimize import minimize
 
     blocks = [jacobian[:, list(level.columns)] for level in levels]
@@ -169,7 +182,12 @@ class InheritedFit:
 IdleRows = list[tuple[float, float, float]]  # clock (Hz), power (W), temperature (C)
 
 
-def move_forecast(rows: KernelRows, gpu: Gpu, forecast: Bundle, idle: IdleRows) -> InheritedFit:
+def move_forecast(
+    rows: KernelRows,
+    gpu: Gpu,
+    forecast: Bundle,
+    idle: IdleRows,
+) -> InheritedFit:
     """Move the forecast of ``gpu`` by ``rows`` (and idle rows) of the card as far as they
     support.
     """
@@ -188,7 +206,11 @@ class _Mover:
     log_ratio: Callable[[KernelRows, Gpu, Bundle], Array]  # log(measured / predicted)
 
 
-def shift_energies(rows: KernelRows, gpu: Gpu, bundle: Bundle) -> tuple[MovedQuantity, Bundle]:
+def shift_energies(
+    rows: KernelRows,
+    gpu: Gpu,
+    bundle: Bundle,
+) -> tuple[MovedQuantity, Bundle]:
     """Move the energies of a bundle by sustained rows as far as they support.
 
     A bundle fitted to other cards of this name moves at all levels: they differ, and no error falls
@@ -258,12 +280,21 @@ def scale_idle(bundle: Bundle, rows: IdleRows) -> Bundle:
     return replace(bundle, power=power.scale_energy({}, idle_factor=factor))
 
 
-def _latency_log_ratio(rows: KernelRows, gpu: Gpu, bundle: Bundle) -> Array:
+def _latency_log_ratio(
+    rows: KernelRows,
+    gpu: Gpu,
+    bundle: Bundle,
+) -> Array:
     kernels = build_kernels(rows.ops, rows.conditions, gpu, bundle.reference, ())
     return np.log(rows.column("latency_s")) - np.log(predict_bursts_s(kernels, gpu, bundle))
 
 
-def shift_latency(rows: KernelRows, gpu: Gpu, bundle: Bundle, levels: tuple[str, ...]) -> Bundle:
+def shift_latency(
+    rows: KernelRows,
+    gpu: Gpu,
+    bundle: Bundle,
+    levels: tuple[str, ...],
+) -> Bundle:
     """Move the corrections of a bundle by bursts, at these levels."""
     if not levels:
         return bundle
@@ -308,7 +339,11 @@ def shift_latency(rows: KernelRows, gpu: Gpu, bundle: Bundle, levels: tuple[str,
     return moved(shrink_towards_forecast(residual, slopes, shrinkage, scale))
 
 
-def _mark_names(row_names: Sequence[str], names: Sequence[str], row_count: int) -> Array:
+def _mark_names(
+    row_names: Sequence[str],
+    names: Sequence[str],
+    row_count: int,
+) -> Array:
     """Return 1 where a row belongs to a name, else 0, ``(row, name)``."""
     marks = np.zeros((row_count, len(names)))
     for row, name in enumerate(row_names):
@@ -316,14 +351,21 @@ def _mark_names(row_names: Sequence[str], names: Sequence[str], row_count: int) 
     return marks
 
 
-def forecast_deviation(bundle: Bundle, family: str, quantity: str) -> float:
+def forecast_deviation(
+    bundle: Bundle,
+    family: str,
+    quantity: str,
+) -> float:
     """Return the standard deviation in logs of a family by the forecast's own interval."""
     low, high = getattr(bundle.residuals[family], quantity)
     return max(float(np.log(high / low)) / (2 * 1.645), SHIFT.least_deviation)
 
 
 def move_corrections(
-    corrections: Mapping[str, Correction], theta: Array, families: list[str], groups: list[str]
+    corrections: Mapping[str, Correction],
+    theta: Array,
+    families: list[str],
+    groups: list[str],
 ) -> dict[str, Correction]:
     """Move corrections by card, family and group; a group that the forecast lacks gets its own."""
     of_family = theta[_WIDTH : _WIDTH * (1 + len(families))].reshape(len(families), _WIDTH)
@@ -348,13 +390,22 @@ def move_corrections(
     return moved
 
 
-def _power_log_ratio(rows: KernelRows, gpu: Gpu, bundle: Bundle) -> Array:
+def _power_log_ratio(
+    rows: KernelRows,
+    gpu: Gpu,
+    bundle: Bundle,
+) -> Array:
     measured_w, _, _ = settled_figures(rows)
     predicted_w = predict_with_bundle(bundle, rows, gpu)[:, 1]
     return np.asarray(np.log(measured_w / predicted_w))
 
 
-def shift_power(rows: KernelRows, gpu: Gpu, bundle: Bundle, levels: tuple[str, ...]) -> Bundle:
+def shift_power(
+    rows: KernelRows,
+    gpu: Gpu,
+    bundle: Bundle,
+    levels: tuple[str, ...],
+) -> Bundle:
     """Move the energies of a bundle by sustained rows, at these levels."""
     power = bundle.power
     if not levels or not power.scalable_parts:

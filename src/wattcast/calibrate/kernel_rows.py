@@ -7,8 +7,17 @@ import json
 import math
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import (
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from dataclasses import (
+    dataclass,
+    fields,
+    replace,
+)
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +29,11 @@ from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import BadInput
 from wattcast.core.measured_rows import Plain
 from wattcast.core.row_journals import read_lines
-from wattcast.core.row_tables import ROWS_FILE, database_folder, read_table
+from wattcast.core.row_tables import (
+    ROWS_FILE,
+    database_folder,
+    read_table,
+)
 from wattcast.kernels import Kernels
 from wattcast.kernels.kernel_table import RunCondition
 from wattcast.workload.operator_base import Operator, select_operators
@@ -190,7 +203,10 @@ def _name_card(row: Plain) -> str:
 
 
 def _level_cards(
-    power_w: Array, degrees: Array, cards: list[str], weight: Mapping[str, float]
+    power_w: Array,
+    degrees: Array,
+    cards: list[str],
+    weight: Mapping[str, float],
 ) -> Array:
     """Level the idle power of several cards: P = level of the card + slope · T, with levels
     averaged by ``weight``.
@@ -218,7 +234,9 @@ def _level_cards(
 
 
 def read_plain_rows(
-    database: str | Path, table: str = ROWS_FILE, record: str = "row"
+    database: str | Path,
+    table: str = ROWS_FILE,
+    record: str = "row",
 ) -> list[Plain]:
     """Read every row of a database as plain mappings.
 
@@ -299,7 +317,11 @@ def shape_name(op: Operator) -> str:
     return f"{op.name} {' '.join(sizes)}"
 
 
-def assign_folds(rows: KernelRows, folds: int = FOLDS, seed: int = 0) -> npt.NDArray[np.int64]:
+def assign_folds(
+    rows: KernelRows,
+    folds: int = FOLDS,
+    seed: int = 0,
+) -> npt.NDArray[np.int64]:
     """Assign a fold to each row; all rows of a shape share one.
 
     scikit-learn's GroupKFold balances folds by size instead; the shipped errors were measured with
@@ -315,7 +337,9 @@ PARALLEL_ROWS = 2000  # from which on a fit takes longer than starting a process
 
 
 def run_each(
-    step: Callable[..., _Result], work: Iterable[tuple[Any, ...]], rows: int
+    step: Callable[..., _Result],
+    work: Iterable[tuple[Any, ...]],
+    rows: int,
 ) -> Iterable[_Result]:
     """Yield ``step(*one)`` for each of ``work``, in order, on all cores where a database has many
     ``rows``.

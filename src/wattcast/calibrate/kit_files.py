@@ -33,7 +33,16 @@ def read_kit_rows(path: Path) -> KernelRows:
         )
     run = plain.get("run") or {}
     card = {name: run.get(name) for name in ("card_name", "card_uuid", "driver")}
-    lines = [json.dumps({"record": "row", **card, **row}) for row in plain["rows"]]
+    lines = [
+        json.dumps(
+            {
+                "record": "row",
+                **card,
+                **row,
+            }
+        )
+        for row in plain["rows"]
+    ]
     with TemporaryDirectory() as folder:
         (Path(folder) / "rows.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
         return load_kernel_rows(folder)

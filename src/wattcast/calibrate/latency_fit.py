@@ -146,7 +146,11 @@ def fit_gaussian_process(
 
 def _fit_lengths(rows: Array, target: Array) -> tuple[Array, float, float]:
     """Return the inverse lengths, the variance of the signal and that of the noise."""
-    from scipy.linalg import LinAlgError, cho_factor, cho_solve
+    from scipy.linalg import (
+        LinAlgError,
+        cho_factor,
+        cho_solve,
+    )
     from scipy.optimize import minimize
 
     count, width = rows.shape
@@ -224,7 +228,11 @@ def fit_corrections(
     families = np.array([_name_family(name) for name in group])
     values: dict[str, Array] = {}
 
-    def fit_rows(is_member: Mask, start: Array, weight: float) -> Array:
+    def fit_rows(
+        is_member: Mask,
+        start: Array,
+        weight: float,
+    ) -> Array:
         rows = np.flatnonzero(is_member)
         return _fit_group(
             terms.select_rows(rows), latency_s[rows], effective_hz[rows], start, weight
@@ -254,7 +262,10 @@ def _name_family(group: str) -> str:
 
 
 def refit_correction(
-    terms: IdealTerms, latency_s: Array, effective_hz: Array, begin: Correction
+    terms: IdealTerms,
+    latency_s: Array,
+    effective_hz: Array,
+    begin: Correction,
 ) -> Correction:
     """Fit the corrections of one group of kernels, pulled towards those that it has."""
     value = _fit_group(terms, latency_s, effective_hz, _read_start(begin), _PULL)
@@ -262,7 +273,11 @@ def refit_correction(
 
 
 def _fit_group(
-    terms: IdealTerms, latency_s: Array, effective_hz: Array, start: Array, weight: float
+    terms: IdealTerms,
+    latency_s: Array,
+    effective_hz: Array,
+    start: Array,
+    weight: float,
 ) -> Array:
     from scipy.optimize import least_squares
 
@@ -299,7 +314,9 @@ class ResidualSample:
     sure: Array | None = None  # how well each ratio is known, above 0 to 1; None: all alike
 
     def select_families(
-        self, families: Sequence[str], names: Sequence[str]
+        self,
+        families: Sequence[str],
+        names: Sequence[str],
     ) -> tuple[Array, Array, Array]:
         """Return features ``(row, name)``, target and how well it is known; features that are
         missing are zero.

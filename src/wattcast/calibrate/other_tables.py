@@ -40,7 +40,13 @@ class OtherTable:
     make: Callable[[Mapping[str, Any], Gpu], Sample | str]
 
 
-def place_weights(op: Operator, m: int, k: int, copies: int, gpu: Gpu) -> RunCondition:
+def place_weights(
+    op: Operator,
+    m: int,
+    k: int,
+    copies: int,
+    gpu: Gpu,
+) -> RunCondition:
     """Say where the weights of a product come from.
 
     They come from device memory if the copies that the collector goes round outgrow L2. Beside HBM
@@ -69,7 +75,14 @@ def _make_tuned_product(row: Mapping[str, Any], gpu: Gpu) -> Sample | str:
     elif form == "fp8_block" and Dtype.FP8 in tensor:
         op = engine_operators.BlockProduct(m, n, k, kernel="cutlass", dtype=Dtype.FP8)
     elif form == "mxfp4" and Dtype.FP4 in tensor:
-        op = engine_operators.BlockProduct(m, n, k, kernel="cutlass", bit=4.25, dtype=Dtype.FP4)
+        op = engine_operators.BlockProduct(
+            m,
+            n,
+            k,
+            kernel="cutlass",
+            bit=4.25,
+            dtype=Dtype.FP4,
+        )
     else:
         return f"products in {form}"
     return op, place_weights(op, m, k, _TUNER_COPIES, gpu), ()

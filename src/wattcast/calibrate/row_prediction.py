@@ -17,11 +17,19 @@ from wattcast.kernels.kernel_table import IssueSegment
 from wattcast.predictor.bundle.bundle_file import Bundle, MeasuredRange
 from wattcast.predictor.governor import run_governed
 from wattcast.predictor.pipeline import analyse_kernels, kernel_activity
-from wattcast.predictor.timeline import ClockLaw, Timeline, compute_effective_hz, compute_kernel_s
+from wattcast.predictor.timeline import (
+    ClockLaw,
+    Timeline,
+    compute_effective_hz,
+    compute_kernel_s,
+)
 
 
 def predict_with_bundle(
-    bundle: Bundle, rows: KernelRows, gpu: Gpu, run_s: float | None = None
+    bundle: Bundle,
+    rows: KernelRows,
+    gpu: Gpu,
+    run_s: float | None = None,
 ) -> Array:
     """Predict latency, power, clock and power at the top clock of each row; of bursts latency at
     the top clock.
@@ -48,7 +56,11 @@ def predict_with_bundle(
     return result
 
 
-def row_nearness(bundle: Bundle, rows: KernelRows, gpu: Gpu) -> Array:
+def row_nearness(
+    bundle: Bundle,
+    rows: KernelRows,
+    gpu: Gpu,
+) -> Array:
     """Return the nearness of each row to those that time and energy were learned from, ``(2,
     row)``; NaN: none.
     """
@@ -58,13 +70,21 @@ def row_nearness(bundle: Bundle, rows: KernelRows, gpu: Gpu) -> Array:
     return near
 
 
-def analyse_rows(bundle: Bundle, rows: KernelRows, gpu: Gpu) -> Timeline:
+def analyse_rows(
+    bundle: Bundle,
+    rows: KernelRows,
+    gpu: Gpu,
+) -> Timeline:
     """Analyse the kernels of rows, one each, without any issue order."""
     kernels = build_kernels(rows.ops, rows.conditions, gpu, bundle.reference, ())
     return analyse_kernels(kernels, gpu, bundle)
 
 
-def predict_bursts_s(kernels: Kernels, gpu: Gpu, bundle: Bundle) -> Array:
+def predict_bursts_s(
+    kernels: Kernels,
+    gpu: Gpu,
+    bundle: Bundle,
+) -> Array:
     """Predict the seconds of kernels that run for some milliseconds at the top clock,
     ``(kernel,)``.
     """
@@ -74,7 +94,12 @@ def predict_bursts_s(kernels: Kernels, gpu: Gpu, bundle: Bundle) -> Array:
     return compute_kernel_s(timeline.phases, effective_hz)
 
 
-def analyse_row(rows: KernelRows, i: int, gpu: Gpu, bundle: Bundle) -> Timeline:
+def analyse_row(
+    rows: KernelRows,
+    i: int,
+    gpu: Gpu,
+    bundle: Bundle,
+) -> Timeline:
     """Analyse the kernel of one row, issued once."""
     segment = IssueSegment(np.array([0]), np.array([1.0]), 1)
     kernels = build_kernels(
@@ -106,7 +131,11 @@ def uses_tensor_cores(kernels: Kernels) -> Mask:
 
 
 def loaded_clock_hz(
-    law: ClockLaw, kernels: Kernels, latency_s: Array, set_hz: float, sm_count: float
+    law: ClockLaw,
+    kernels: Kernels,
+    latency_s: Array,
+    set_hz: float,
+    sm_count: float,
 ) -> Array:
     """Compute the effective clock of kernels whose latency is known, at one set clock."""
     flop = kernels.flop + kernels.work.padded_flop
@@ -158,7 +187,11 @@ def measured_ranges(rows: KernelRows, kernels: Kernels) -> dict[str, MeasuredRan
     return ranges
 
 
-def measure_parts(rows: KernelRows, gpu: Gpu, bundle: Bundle) -> Array:
+def measure_parts(
+    rows: KernelRows,
+    gpu: Gpu,
+    bundle: Bundle,
+) -> Array:
     """Return the watts of each row and part at its measured clock and latency, so that errors of
     time stay out, ``(row, part)``.
     """

@@ -19,7 +19,11 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.calibrate.kernel_rows import KernelRows, parse_operators, select_kernels
+from wattcast.calibrate.kernel_rows import (
+    KernelRows,
+    parse_operators,
+    select_kernels,
+)
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import WattcastError
 from wattcast.hardware import Gpu
@@ -205,7 +209,11 @@ class _FamilyProblem:
         self.place = int(self._here[self._best])
 
 
-def _place_rows(kernels: Kernels, rows: Index, names: Sequence[str]) -> tuple[Array, Index]:
+def _place_rows(
+    kernels: Kernels,
+    rows: Index,
+    names: Sequence[str],
+) -> tuple[Array, Index]:
     """Return log2 sizes ``(row, size)`` and groups as numbers."""
     nothing = np.zeros(len(kernels.ops))
     sizes = np.column_stack([kernels.work.features.get(name, nothing)[rows] for name in names])
@@ -213,7 +221,12 @@ def _place_rows(kernels: Kernels, rows: Index, names: Sequence[str]) -> tuple[Ar
     return sizes, np.array(codes, dtype=np.int64)
 
 
-def _correlate_residuals(a: Array, group_a: Index, b: Array, group_b: Index) -> Array:
+def _correlate_residuals(
+    a: Array,
+    group_a: Index,
+    b: Array,
+    group_b: Index,
+) -> Array:
     """Return the covariance of residuals over the variance, ``(a, b)``."""
     squared = (a**2).sum(axis=-1)[:, None] + (b**2).sum(axis=-1) - 2.0 * a @ b.T
     alike = np.where(group_a[:, None] == group_b, 1.0, ACROSS_GROUPS)
@@ -242,7 +255,11 @@ LANGUAGE_RUNS: _Runs = (
     {"batch": 16, "phase": "decode"},
     {"batch": 4, "attention": "eager"},
     {"batch": 64, "phase": "decode"},
-    {"batch": 4, "phase": "train", "seq": 512},
+    {
+        "batch": 4,
+        "phase": "train",
+        "seq": 512,
+    },
 )
 VISION_RUNS: _Runs = ({"batch": 1}, {"batch": 32}, {"batch": 128}, {"batch": 32, "phase": "train"})
 ENCODER_RUNS: _Runs = (
@@ -269,7 +286,14 @@ def list_model_operators(gpu: str, tell: Callable[[str], None]) -> list[ModelOpe
         kind = model_catalogue.load_model(name).kind
         for options in runs_of_kind.get(kind, LANGUAGE_RUNS):
             try:
-                p = api.predict(name, gpu, host_launch=0.0, force=True, stack="eager", **options)
+                p = api.predict(
+                    name,
+                    gpu,
+                    host_launch=0.0,
+                    force=True,
+                    stack="eager",
+                    **options,
+                )
             except WattcastError as error:  # a model that knows no such phase
                 tell(f"{name}: {error}")
                 continue

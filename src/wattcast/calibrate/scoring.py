@@ -27,7 +27,11 @@ def percent_errors(log_ratio: Array) -> Array:
     return np.asarray(100.0 * np.abs(np.expm1(-log_ratio)))
 
 
-def lowers_error(before: Array, after: Array, least: float) -> bool:
+def lowers_error(
+    before: Array,
+    after: Array,
+    least: float,
+) -> bool:
     """Tell whether the mean error falls by more than ``least`` standard errors of its fall
     [Breiman1984].
 
@@ -88,7 +92,11 @@ def score_row(
 
 
 def make_absent_row(
-    where: str, quantity: str, reason: str, must: float | None = None, aim: float | None = None
+    where: str,
+    quantity: str,
+    reason: str,
+    must: float | None = None,
+    aim: float | None = None,
 ) -> LedgerRow:
     """Make a row of the ledger whose data are not here, with the reason."""
     return make_ledger_row(where, quantity, 0, None, None, None, must, aim, missing=reason)

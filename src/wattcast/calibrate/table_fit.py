@@ -25,7 +25,11 @@ from wattcast.calibrate.energy_evidence import (
     scalable_modules,
     weigh_energies,
 )
-from wattcast.calibrate.forecast_shift import LEAST_MOVING_ROWS, shift_energies, take_sustained
+from wattcast.calibrate.forecast_shift import (
+    LEAST_MOVING_ROWS,
+    shift_energies,
+    take_sustained,
+)
 from wattcast.calibrate.kernel_rows import KernelRows, on_random_data
 from wattcast.calibrate.latency_fit import (
     ResidualSample,
@@ -42,7 +46,13 @@ from wattcast.calibrate.row_prediction import (
     predict_with_bundle,
 )
 from wattcast.calibrate.scoring import mean_percent_error
-from wattcast.calibrate.table_rows import BANDS_MS, RUN_S, TableRows, held_out, read_tables
+from wattcast.calibrate.table_rows import (
+    BANDS_MS,
+    RUN_S,
+    TableRows,
+    held_out,
+    read_tables,
+)
 from wattcast.core.arrays import Array, sweep_values
 from wattcast.core.errors import BadInput
 from wattcast.core.strict_files import FitStatus, Provenance
@@ -51,7 +61,12 @@ from wattcast.hardware import Gpu
 from wattcast.kernels import build_kernels
 from wattcast.kernels.kernel_table import USUAL_CONDITION
 from wattcast.predictor.api import find_gpu
-from wattcast.predictor.bundle import Bundle, bundle_for, forecast_bundle, shipped_bundle
+from wattcast.predictor.bundle import (
+    Bundle,
+    bundle_for,
+    forecast_bundle,
+    shipped_bundle,
+)
 from wattcast.predictor.bundle.bundle_file import ResidualEnds
 from wattcast.predictor.bundle.calibrated import USUAL_ENGINE, carry_sibling
 from wattcast.predictor.bundle.forecast import forecast_rule
@@ -164,7 +179,9 @@ def check_tables(
 
 
 def calibrate_rows(
-    table: TableRows, gpu: Gpu, tell: Callable[[str], None] = lambda _: None
+    table: TableRows,
+    gpu: Gpu,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> TableCalibration:
     """Calibrate a GPU on rows that were read already: times by bursts, energies by watts, where
     there are enough.
@@ -244,7 +261,10 @@ def _choose_rows(table: TableRows, gpu: Gpu) -> _ChosenRows:
 
 
 def _fit_times(
-    sample: _ChosenRows, gpu: Gpu, start: Bundle, tell: Callable[[str], None]
+    sample: _ChosenRows,
+    gpu: Gpu,
+    start: Bundle,
+    tell: Callable[[str], None],
 ) -> tuple[Bundle, str]:
     """Fit times to bursts where there are enough, and say what was fitted."""
     if not sample.is_timed:
@@ -262,7 +282,11 @@ def _fit_times(
     return bundle, note
 
 
-def fit_table_latency(table: TableRows, gpu: Gpu, start: Bundle) -> Bundle:
+def fit_table_latency(
+    table: TableRows,
+    gpu: Gpu,
+    start: Bundle,
+) -> Bundle:
     """Fit corrections and learned factors on time to bursts; families with few rows stay as they
     are.
 
@@ -278,7 +302,11 @@ def fit_table_latency(table: TableRows, gpu: Gpu, start: Bundle) -> Bundle:
     return bundle
 
 
-def _fit_own_times(table: TableRows, gpu: Gpu, start: Bundle) -> Bundle:
+def _fit_own_times(
+    table: TableRows,
+    gpu: Gpu,
+    start: Bundle,
+) -> Bundle:
     """Fit the times of rows' own kernels, with what ran beside them as the start has it."""
     reference = start.reference
     every_kernel = build_kernels(table.rows.ops, table.rows.conditions, gpu, reference, ())
@@ -318,7 +346,12 @@ def _fit_own_times(table: TableRows, gpu: Gpu, start: Bundle) -> Bundle:
     )
 
 
-def fit_beside(table: TableRows, gpu: Gpu, start: Bundle, fitted: Bundle) -> Bundle:
+def fit_beside(
+    table: TableRows,
+    gpu: Gpu,
+    start: Bundle,
+    fitted: Bundle,
+) -> Bundle:
     """Fit the corrections of what products were timed together with, where it takes most of the
     time.
 
@@ -358,7 +391,11 @@ def fit_beside(table: TableRows, gpu: Gpu, start: Bundle, fitted: Bundle) -> Bun
     return replace(start, corrections=corrections)
 
 
-def beside_s(table: TableRows, gpu: Gpu, bundle: Bundle) -> Array:
+def beside_s(
+    table: TableRows,
+    gpu: Gpu,
+    bundle: Bundle,
+) -> Array:
     """Predict the seconds of the operators that each row was timed together with, at the top
     clock.
     """
@@ -375,7 +412,11 @@ def beside_s(table: TableRows, gpu: Gpu, bundle: Bundle) -> Array:
     return seconds
 
 
-def predict_tables_s(table: TableRows, gpu: Gpu, bundle: Bundle) -> Array:
+def predict_tables_s(
+    table: TableRows,
+    gpu: Gpu,
+    bundle: Bundle,
+) -> Array:
     """Predict the latency of each row as it was timed: bursts at the top clock, others over a
     second.
     """
@@ -384,7 +425,10 @@ def predict_tables_s(table: TableRows, gpu: Gpu, bundle: Bundle) -> Array:
 
 
 def judge_tables(
-    table: TableRows, gpu: Gpu, forecast: Bundle, calibrated: Bundle
+    table: TableRows,
+    gpu: Gpu,
+    forecast: Bundle,
+    calibrated: Bundle,
 ) -> tuple[TableError, ...]:
     """Compare both bundles with rows, by what ran, engine and band of latency."""
     measured_s = table.rows.column("latency_s")
@@ -431,7 +475,11 @@ def describe_work(op: Operator) -> str:
     return f"{what} {op.dtype}{scales}"
 
 
-def _fit_power(table: TableRows, gpu: Gpu, bundle: Bundle) -> tuple[Bundle, str]:
+def _fit_power(
+    table: TableRows,
+    gpu: Gpu,
+    bundle: Bundle,
+) -> tuple[Bundle, str]:
     """Weigh the energies of a bundle with rows whose watts can be believed.
 
     A bundle that was measured on other cards of this name is moved as ``fit kernels`` does it.
@@ -457,7 +505,11 @@ def take_few_powered(rows: KernelRows) -> KernelRows:
     return powered.select_rows(np.arange(len(powered)) % stride == 0)
 
 
-def _interval_ends(table: TableRows, gpu: Gpu, bundle: Bundle) -> dict[str, ResidualEnds]:
+def _interval_ends(
+    table: TableRows,
+    gpu: Gpu,
+    bundle: Bundle,
+) -> dict[str, ResidualEnds]:
     """Return the interval ends of each family from its rows held out; power keeps the
     forecast's.
     """

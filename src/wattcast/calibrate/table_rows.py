@@ -17,8 +17,18 @@ from __future__ import annotations
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from dataclasses import (
+    dataclass,
+    fields,
+    replace,
+)
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,8 +44,18 @@ from wattcast.calibrate.kernel_rows import (
 )
 from wattcast.calibrate.kit_files import is_kit, read_kit_rows
 from wattcast.calibrate.other_tables import OTHER_TABLES, place_weights
-from wattcast.core.arrays import Array, Mask, sweep_values
-from wattcast.core.errors import BadInput, UnknownName, WattcastError, bad_value, check_names
+from wattcast.core.arrays import (
+    Array,
+    Mask,
+    sweep_values,
+)
+from wattcast.core.errors import (
+    BadInput,
+    UnknownName,
+    WattcastError,
+    bad_value,
+    check_names,
+)
 from wattcast.core.regular_files import check_regular
 from wattcast.core.row_tables import catch_panics, import_polars
 from wattcast.core.units import Dtype
@@ -123,7 +143,10 @@ def _name_sizes(op: Operator) -> str:
 
 
 def read_tables(
-    paths: Sequence[str | Path], gpu: Gpu, most: int = MOST_ROWS, engine: str | None = None
+    paths: Sequence[str | Path],
+    gpu: Gpu,
+    most: int = MOST_ROWS,
+    engine: str | None = None,
 ) -> TableRows:
     """Read tables of ``gpu``, or kernel rows of our own, from files and folders.
 
@@ -157,7 +180,11 @@ def read_tables(
     )
 
 
-def _read_whole_table(file: TableFile, gpu: Gpu, most: int) -> TableRows:
+def _read_whole_table(
+    file: TableFile,
+    gpu: Gpu,
+    most: int,
+) -> TableRows:
     """Read a table; one that is damaged is refused by name."""
     from polars.exceptions import PolarsError  # which is there, since tables were found
 
@@ -179,7 +206,9 @@ def _is_kernel_database(path: Path) -> bool:
 
 
 def find_tables(
-    paths: Sequence[str | Path], gpu: Gpu, engine: str | None = None
+    paths: Sequence[str | Path],
+    gpu: Gpu,
+    engine: str | None = None,
 ) -> tuple[list[TableFile], list[str]]:
     """Find the tables of a GPU below files and folders: the newest version of each engine, or of
     the one that is named, and notes on the rest.
@@ -211,7 +240,11 @@ def _find_in_folder(folder: Path, gpu: Gpu) -> list[TableFile]:
     return tables
 
 
-def _find_file(path: Path, gpu: Gpu, notes: list[str]) -> list[TableFile]:
+def _find_file(
+    path: Path,
+    gpu: Gpu,
+    notes: list[str],
+) -> list[TableFile]:
     """Return a table that was named, which has to be of the GPU or of no system that it names."""
     file = _identify_table(path)
     if file is None:
@@ -390,7 +423,11 @@ _FORMATS = {
 }
 
 
-def _read_table(file: TableFile, gpu: Gpu, most: int) -> TableRows:
+def _read_table(
+    file: TableFile,
+    gpu: Gpu,
+    most: int,
+) -> TableRows:
     """Read one table, thinned to ``most`` rows of each format and band of latency, chosen by a hash
     of the shape.
     """
@@ -433,7 +470,11 @@ def _read_table(file: TableFile, gpu: Gpu, most: int) -> TableRows:
     return TableRows(rows, beside, (file.engine,) * count, notes)
 
 
-def _make_sample(plain: Mapping[str, Any], file: TableFile, gpu: Gpu) -> _Sample | str:
+def _make_sample(
+    plain: Mapping[str, Any],
+    file: TableFile,
+    gpu: Gpu,
+) -> _Sample | str:
     """Make the operator of a row, or say why it cannot be made."""
     if file.table in OTHER_TABLES:
         return OTHER_TABLES[file.table].make(plain, gpu)
@@ -495,7 +536,9 @@ def _list_drawing_columns(file: TableFile) -> tuple[list[str], list[str]]:
 
 
 def _read_figures(
-    plain: Mapping[str, Any], file: TableFile, gpu: Gpu
+    plain: Mapping[str, Any],
+    file: TableFile,
+    gpu: Gpu,
 ) -> tuple[float, float, float]:
     """Return latency, power and clock of a row; the clock is known below the power limit alone."""
     power_w = float(plain["power"]) if file.trusted_power else np.nan
@@ -516,7 +559,11 @@ HOST_BOUND_MARGIN = 1.2
 HOST_BOUND_MS = 0.3  # at the least
 
 
-def _make_product(row: Mapping[str, Any], file: TableFile, gpu: Gpu) -> _Sample | str:
+def _make_product(
+    row: Mapping[str, Any],
+    file: TableFile,
+    gpu: Gpu,
+) -> _Sample | str:
     """Make the product of a row, with the quantising of its input beside it where the format has
     one; or say why it cannot be made.
     """
@@ -553,7 +600,14 @@ def _make_product(row: Mapping[str, Any], file: TableFile, gpu: Gpu) -> _Sample 
         kernel = "deepgemm" if "deepgemm" in str(row.get("kernel_source")).lower() else "cutlass"
         op = engine_operators.BlockProduct(m, n, k, kernel=kernel, dtype=Dtype.FP8)
     else:
-        op = engine_operators.BlockProduct(m, n, k, kernel="cutlass", bit=4.5, dtype=Dtype.FP4)
+        op = engine_operators.BlockProduct(
+            m,
+            n,
+            k,
+            kernel="cutlass",
+            bit=4.5,
+            dtype=Dtype.FP4,
+        )
     mode = "fp4" if op.dtype is Dtype.FP4 else "block"
     quantising = engine_row_operators.Quantize(m, k, mode, dtype=Dtype.BF16)
     return op, place_weights(op, m, k, 1, gpu), (quantising,)
@@ -565,7 +619,11 @@ def _make_product(row: Mapping[str, Any], file: TableFile, gpu: Gpu) -> _Sample 
 _OTHER_BACKENDS = {"sglang": ("triton", "flashinfer")}
 
 
-def _make_attention(row: Mapping[str, Any], file: TableFile, gpu: Gpu) -> _Sample | str:
+def _make_attention(
+    row: Mapping[str, Any],
+    file: TableFile,
+    gpu: Gpu,
+) -> _Sample | str:
     """Make the attention of a row: prefill of ``isl`` tokens, or one token behind those cached,
     over paged caches.
     """
@@ -618,7 +676,11 @@ _EXPERTS = {  # format: weights, scales, arithmetic
 }
 
 
-def _make_experts(row: Mapping[str, Any], file: TableFile, gpu: Gpu) -> _Sample | str:
+def _make_experts(
+    row: Mapping[str, Any],
+    file: TableFile,
+    gpu: Gpu,
+) -> _Sample | str:
     """Make the mixture layer of a row, one GPU's share of its experts and of their width; or say
     why it cannot be made.
     """
@@ -672,7 +734,12 @@ def _make_experts(row: Mapping[str, Any], file: TableFile, gpu: Gpu) -> _Sample 
 _POPULARITY_EXPONENT = 2.0 / 3.0  # of experts, over the exponent that a table names
 
 
-def busiest_load(experts: int, top_k: int, gpus: int, exponent: float) -> float:
+def busiest_load(
+    experts: int,
+    top_k: int,
+    gpus: int,
+    exponent: float,
+) -> float:
     """Return the visits to the busiest of ``gpus`` over the mean, for a power law and experts dealt
     at random.
 

@@ -14,7 +14,11 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import (
+    dataclass,
+    fields,
+    replace,
+)
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +30,11 @@ from wattcast.calibrate.measured_clocks import TOP_CLOCK_SHARE
 from wattcast.core import units
 from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput, bad_value
-from wattcast.core.measured_rows import ModelRow, Plain, row_from_plain
+from wattcast.core.measured_rows import (
+    ModelRow,
+    Plain,
+    row_from_plain,
+)
 from wattcast.core.row_tables import MODELS_FILE, database_folder
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.predictor.bundle import bundle_for
@@ -115,7 +123,12 @@ def _read_plain(path: Path, name: str) -> list[Plain]:
 
 
 _WHOLE = ("batch", "seq")
-_UNIT = {"latency_s": "s", "power_w": "W", "energy_j": "J", "sm_clock_hz": "Hz"}
+_UNIT = {
+    "latency_s": "s",
+    "power_w": "W",
+    "energy_j": "J",
+    "sm_clock_hz": "Hz",
+}
 _USUAL = {
     "phase": "prefill",
     "dtype": "bf16",
@@ -147,7 +160,11 @@ def _read_line(row: dict[str, str], where: str) -> Plain:
     return typed
 
 
-def _read_figure(text: str, unit: str, where: str) -> float:
+def _read_figure(
+    text: str,
+    unit: str,
+    where: str,
+) -> float:
     try:
         return float(text)
     except ValueError:
@@ -191,7 +208,11 @@ class HostFit:
         return float(np.mean(np.abs(ratio - 1.0)))
 
 
-def fit_host_database(database: str | Path, gpu: str, bundle: Bundle | None = None) -> HostFit:
+def fit_host_database(
+    database: str | Path,
+    gpu: str,
+    bundle: Bundle | None = None,
+) -> HostFit:
     """Fit the launch cost of the host that measured the eager rows of ``database``."""
     eager = [case for case in load_models(database) if not case.row.graph]
     if not eager:
@@ -204,7 +225,11 @@ def fit_host_database(database: str | Path, gpu: str, bundle: Bundle | None = No
     return fit_host_cost(eager, chip, bundle or bundle_for(chip))
 
 
-def fit_host_cost(cases: list[ModelCase], gpu: Gpu, bundle: Bundle) -> HostFit:
+def fit_host_cost(
+    cases: list[ModelCase],
+    gpu: Gpu,
+    bundle: Bundle,
+) -> HostFit:
     """Fit the launch cost of the host to measured cases."""
     timelines = [analyse_graph(case.graph, gpu, bundle) for case in cases]
     measured_s = np.array([float(case.row.latency_s or np.nan) for case in cases])
@@ -243,7 +268,12 @@ def with_launch_cost(bundle: Bundle, host_s: float) -> Bundle:
     return replace(bundle, launch=replace(bundle.launch, host_s_per_operator=host_s))
 
 
-def _predict_latency(timeline: Timeline, host_s: float, gpu: Gpu, bundle: Bundle) -> float:
+def _predict_latency(
+    timeline: Timeline,
+    host_s: float,
+    gpu: Gpu,
+    bundle: Bundle,
+) -> float:
     """Predict the latency of a timeline under the governor at another launch cost; nothing else
     depends on it.
     """
@@ -254,7 +284,11 @@ def _predict_latency(timeline: Timeline, host_s: float, gpu: Gpu, bundle: Bundle
     return float(totals.latency_s)
 
 
-def _best_cost(table: Array, measured: Array, grid: Array) -> float:
+def _best_cost(
+    table: Array,
+    measured: Array,
+    grid: Array,
+) -> float:
     """Find the cost of least mean absolute log error: on the grid, then between its neighbours."""
     off = np.abs(np.log(table / measured[:, None])).mean(axis=0)
     best = int(off.argmin())
@@ -266,7 +300,12 @@ def _best_cost(table: Array, measured: Array, grid: Array) -> float:
     return float(fine[fine_off.argmin()])
 
 
-def _cost_of_row(timeline: Timeline, measured_s: float, gpu: Gpu, bundle: Bundle) -> float | None:
+def _cost_of_row(
+    timeline: Timeline,
+    measured_s: float,
+    gpu: Gpu,
+    bundle: Bundle,
+) -> float | None:
     """Find the cost at which this row alone would be met; None where the row does not depend on
     it.
     """

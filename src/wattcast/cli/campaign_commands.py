@@ -8,11 +8,19 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+)
 
 from rich.console import Console
 
-from wattcast.cli.command_builder import PLOT, command, declare_verb
+from wattcast.cli.command_builder import (
+    PLOT,
+    command,
+    declare_verb,
+)
 from wattcast.cli.command_output import CommandOutput, Environment
 from wattcast.core.errors import ExitCode, bad_value
 from wattcast.core.option_declaration import Option
@@ -51,13 +59,22 @@ def apply(
     tomorrow.log --model mine.yaml --form dcgm --plot watts.png
     ... lab apply kernels.csv --model h200 --form ncu --memory-clock 3201MHz
     """
-    from wattcast.lab.counter_models.apply_model import AppliedModel, apply_model, draw_applied
+    from wattcast.lab.counter_models.apply_model import (
+        AppliedModel,
+        apply_model,
+        draw_applied,
+    )
     from wattcast.predictor.api import find_gpu
 
     memory_hz = None if memory_clock is None else parse(memory_clock, "Hz", "--memory-clock")
     sm_count = None if gpu is None else float(find_gpu(gpu).sm_count)
     applied = apply_model(
-        model, source, form, columns=columns, memory_clock_hz=memory_hz, sm_count=sm_count
+        model,
+        source,
+        form,
+        columns=columns,
+        memory_clock_hz=memory_hz,
+        sm_count=sm_count,
     )
     return CommandOutput.of(applied, AppliedModel.to_plain, _print_applied, draw_applied)
 
@@ -156,7 +173,11 @@ def kernels(
 
 
 def _write_suggestions(
-    env: Environment, count: int, gpu: str, database: str, out: Path
+    env: Environment,
+    count: int,
+    gpu: str,
+    database: str,
+    out: Path,
 ) -> CommandOutput:
     """Write the rows that would help most as a list for --plan, and say why each would."""
     from wattcast.cli.measure_bridges import suggest_rows
@@ -173,7 +194,14 @@ def _write_suggestions(
     entries = []
     for (f, s), reason in zip(pairs, reasons, strict=True):
         distance = f.distance if f.distance < 1e9 else None
-        entries.append({"operator": s.operator, "family": s.family, **reason, "distance": distance})
+        entries.append(
+            {
+                "operator": s.operator,
+                "family": s.family,
+                **reason,
+                "distance": distance,
+            }
+        )
     real = sum(f.candidate.share > 0 for f in found)
     told = (
         f"{real} of {len(found)} are operators of real models, {len(found) - real} of "

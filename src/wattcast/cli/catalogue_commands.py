@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+)
 
 from rich.console import Console
 from rich.markup import escape
@@ -18,7 +22,11 @@ from wattcast.core.units import parse, show
 from wattcast.core.whole_files import write_whole
 from wattcast.options.power_series_options import NodeConditions
 from wattcast.options.run_options import ModelOptions
-from wattcast.report.text_tables import new_table, print_notes, print_rows
+from wattcast.report.text_tables import (
+    new_table,
+    print_notes,
+    print_rows,
+)
 
 if TYPE_CHECKING:
     from wattcast.hardware import Gpu
@@ -117,8 +125,16 @@ def list_systems(
 
     Example: wattcast gpus systems --system dgx-h100 --gpu-power 650W --inlet 30C
     """
-    from wattcast.hardware.node_systems import find_system, load_system, system_names
-    from wattcast.timeseries.node_report import describe_node, print_node, print_nodes
+    from wattcast.hardware.node_systems import (
+        find_system,
+        load_system,
+        system_names,
+    )
+    from wattcast.timeseries.node_report import (
+        describe_node,
+        print_node,
+        print_nodes,
+    )
 
     if system is not None:
         drawn = describe_node(
@@ -164,7 +180,11 @@ def show_gpu(
     boards = list_boards(gpu.name)
     fitted = _describe_coefficients(gpu, bundle_for(gpu))
     plain = _gpu_summary(gpu) | fitted
-    plain |= {"numbers": known, "unknown": dict(gpu.unknown), "boards": boards}
+    plain |= {
+        "numbers": known,
+        "unknown": dict(gpu.unknown),
+        "boards": boards,
+    }
 
     def print_text(console: Console) -> None:
         _print_gpu(console, gpu, known, boards)
@@ -183,7 +203,10 @@ def _word_coefficients(fitted: dict[str, Any]) -> str:
 
 
 def _print_gpu(
-    console: Console, gpu: Gpu, known: list[dict[str, Any]], boards: dict[str, str]
+    console: Console,
+    gpu: Gpu,
+    known: list[dict[str, Any]],
+    boards: dict[str, str],
 ) -> None:
     console.print(f"[bold]{escape(gpu.name)}[/bold]  {escape(gpu.title)}, {escape(gpu.process)}")
     listing = new_table("field", "value", "source", left=("source",))
@@ -291,11 +314,20 @@ def save_model(
     plain = msgspec.json.encode(from_json.graph_to_plain(graph))
     write_whole(file, msgspec.json.format(plain, indent=1) + b"\n")
     env.say(f"{graph.name} saved: {file}")
-    return CommandOutput({"name": graph.name, "file": str(file), "blocks": len(graph.blocks)}, "")
+    return CommandOutput(
+        {
+            "name": graph.name,
+            "file": str(file),
+            "blocks": len(graph.blocks),
+        },
+        "",
+    )
 
 
 def _describe_memory(
-    model: ModelSpec | None, options: ModelOptions, capacity: str | None
+    model: ModelSpec | None,
+    options: ModelOptions,
+    capacity: str | None,
 ) -> dict[str, Any] | None:
     """Return bytes by purpose and what fits; None for a list of operators, which does not say."""
     from wattcast.workload import build_model
@@ -311,7 +343,11 @@ def _describe_memory(
     if capacity is not None:
         byte = parse(capacity, "byte", "--capacity")
         largest = build_model.find_largest_batch(model, options, byte)
-        held |= {"capacity_byte": byte, "fits": footprint.fits(byte), "largest_batch": largest}
+        held |= {
+            "capacity_byte": byte,
+            "fits": footprint.fits(byte),
+            "largest_batch": largest,
+        }
     return held
 
 
@@ -348,7 +384,10 @@ def summarise_graph(graph: Graph) -> dict[str, Any]:
 
 
 def _print_graph(
-    console: Console, graph: Graph, about: dict[str, Any] | None, held: dict[str, Any] | None
+    console: Console,
+    graph: Graph,
+    about: dict[str, Any] | None,
+    held: dict[str, Any] | None,
 ) -> None:
     from wattcast.workload.graph import compute_totals, count_operators
 

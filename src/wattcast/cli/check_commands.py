@@ -18,14 +18,27 @@ from typing import Annotated, Any
 from wattcast import __version__
 from wattcast.cli.command_builder import command
 from wattcast.cli.command_output import CommandOutput, Environment
-from wattcast.cli.figure_options import FIGURE_FORMAT, FIGURES_FOLDER, PLOT_FILE
+from wattcast.cli.figure_options import (
+    FIGURE_FORMAT,
+    FIGURES_FOLDER,
+    PLOT_FILE,
+)
 from wattcast.core import bad_value, units
 from wattcast.core.errors import clip_text
 from wattcast.core.option_declaration import Option
-from wattcast.core.own_host import OwnHost, forget_own_host, read_own_host, write_own_host
+from wattcast.core.own_host import (
+    OwnHost,
+    forget_own_host,
+    read_own_host,
+    write_own_host,
+)
 from wattcast.core.strict_files import read_shipped_table, reference_folder
 from wattcast.core.whole_files import write_whole
-from wattcast.measure.visible_devices import CUDA_LIST, HIP_LISTS, ROCR_LIST
+from wattcast.measure.visible_devices import (
+    CUDA_LIST,
+    HIP_LISTS,
+    ROCR_LIST,
+)
 from wattcast.report.text_tables import print_rows
 
 
@@ -75,7 +88,11 @@ def validate(
         raise bad_value("--quantity", "latency, power or clock", choices.quantity)
     long = choices.ablations or choices.write_docs
     rows = ledger.build_ledger(
-        choices.refit, env.say, long=long, again=choices.again, variables=env.variables
+        choices.refit,
+        env.say,
+        long=long,
+        again=choices.again,
+        variables=env.variables,
     )
     if choices.write_docs:
         write_whole(Path("docs", "accuracy.md"), ledger.ledger_to_markdown(rows).encode())
@@ -108,14 +125,23 @@ def _fill_docs(env: Environment, rows: Sequence[dict[str, Any]] | None) -> Comma
     return CommandOutput({"pages": pages}, "")
 
 
-def _explain_rows(env: Environment, asked: str, folder: Path | None) -> CommandOutput:
+def _explain_rows(
+    env: Environment,
+    asked: str,
+    folder: Path | None,
+) -> CommandOutput:
     """Return the commands that predict rows of the ledger, and write the files that these read."""
     from wattcast.lab.validate.judged_sets import OtherSet, explain_rows
     from wattcast.lab.validate.typed_commands import write_files
 
     found = explain_rows(asked, reference_folder(env.variables))
     if isinstance(found, OtherSet):
-        plain = {"set": asked, "asked": found.question, "why": found.why, "command": found.command}
+        plain = {
+            "set": asked,
+            "asked": found.question,
+            "why": found.why,
+            "command": found.command,
+        }
         return CommandOutput(plain, found.sentence)
     if folder is not None:
         for path in write_files((row.command for row in found), folder):
@@ -166,7 +192,11 @@ def doctor(
         | ({} if check.ok else {"found": f"{check.found or 'missing'}: {check.advice}"})
         for check in checks
     ]
-    columns = {"name": "", "found": "found", "purpose": "what it is for"}
+    columns = {
+        "name": "",
+        "found": "found",
+        "purpose": "what it is for",
+    }
     plain = {"checks": [vars(check) for check in checks]}
     return CommandOutput(
         plain, lambda console: print_rows(console, rows, columns, left=tuple(columns))
@@ -179,10 +209,20 @@ def _measure_host() -> CommandOutput:
     from wattcast.predictor.api import host_cost_of_run
 
     latency_s, words = time_small_model()
-    cost_s = host_cost_of_run("gpt2", latency_s, batch=1, seq=TOKENS, head="none")
+    cost_s = host_cost_of_run(
+        "gpt2",
+        latency_s,
+        batch=1,
+        seq=TOKENS,
+        head="none",
+    )
     today = datetime.now(UTC).date().isoformat()
     path = write_own_host(OwnHost(cost_s, words, today))
-    plain = {"host_s_per_operator": cost_s, "latency_s": latency_s, "measured": words}
+    plain = {
+        "host_s_per_operator": cost_s,
+        "latency_s": latency_s,
+        "measured": words,
+    }
     said = (
         f"{units.show(cost_s, 's', 3)} to issue an operator ({words}, {units.show(latency_s, 's')} "
         f"a pass). Predictions of eager models take it from {path} from now on; engines keep the "
@@ -207,7 +247,11 @@ BASE = "numpy; msgspec; PyYAML yaml; typer; rich"  # distributions, with a modul
 
 def examine_machine(variables: Mapping[str, str]) -> list[ToolCheck]:
     """Run all checks in a fixed order; none of them wakes a GPU."""
-    from wattcast.control.card_notes import describe_leftover, is_tended, list_leftovers
+    from wattcast.control.card_notes import (
+        describe_leftover,
+        is_tended,
+        list_leftovers,
+    )
     from wattcast.report.html_report import BROWSERS
 
     checks = [
@@ -262,7 +306,12 @@ def examine_machine(variables: Mapping[str, str]) -> list[ToolCheck]:
     return [*checks, ToolCheck("GPU settings", not left, found, "manage", advice)]
 
 
-def _check_libraries(name: str, wanted: str, purpose: str, advice: str) -> ToolCheck:
+def _check_libraries(
+    name: str,
+    wanted: str,
+    purpose: str,
+    advice: str,
+) -> ToolCheck:
     """Look for distributions by their modules, and give the version of each."""
     there: list[str] = []
     missing: list[str] = []
@@ -283,6 +332,10 @@ def _check_libraries(name: str, wanted: str, purpose: str, advice: str) -> ToolC
     )
 
 
-def _check_tool(names: Sequence[str], purpose: str, advice: str) -> ToolCheck:
+def _check_tool(
+    names: Sequence[str],
+    purpose: str,
+    advice: str,
+) -> ToolCheck:
     path = next(filter(None, (shutil.which(name) for name in names)), None)
     return ToolCheck(names[0], path is not None, path or "", purpose, advice)

@@ -17,19 +17,37 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import (
+    Any,
+    TypeVar,
+    cast,
+)
 
 import typer
-from typer.core import TyperArgument, TyperCommand, TyperOption
+from typer.core import (
+    TyperArgument,
+    TyperCommand,
+    TyperOption,
+)
 from typer.main import get_click_type, get_param_completion
 from typer.models import OptionInfo
 
 from wattcast.cli.command_output import CommandOutput, Environment
 from wattcast.cli.figure_options import FigureOptions
-from wattcast.core.errors import UnknownName, bad_value, clip_text, nearest_names
+from wattcast.core.errors import (
+    UnknownName,
+    bad_value,
+    clip_text,
+    nearest_names,
+)
 from wattcast.core.option_declaration import (
     DeclaredOption,
     Option,
@@ -38,7 +56,11 @@ from wattcast.core.option_declaration import (
     parse_option_value,
 )
 from wattcast.core.units import show
-from wattcast.options.verb_options import GroupPart, VerbOptions, part_of
+from wattcast.options.verb_options import (
+    GroupPart,
+    VerbOptions,
+    part_of,
+)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Source = VerbOptions | GroupPart | type | Callable[..., Any] | str
@@ -101,7 +123,11 @@ class DeclaredCommand(TyperCommand):
         for name in self.own:
             self.keywords.pop(name, None)
             self.fields.pop(name, None)
-        options = {**self.fields, **self.keywords, **self.figures}
+        options = {
+            **self.fields,
+            **self.keywords,
+            **self.figures,
+        }
         for group in self.groups.values():
             options |= _list_options([part_of(group)])
         options |= self.own
@@ -116,7 +142,11 @@ class DeclaredCommand(TyperCommand):
         )
         self.options = options
 
-    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+    def parse_args(
+        self,
+        ctx: Any,
+        args: list[str],
+    ) -> Any:
         """Take options in American spelling, with underscores or in capitals, as they are meant."""
         known = [name for option in self.params for name in (*option.opts, *option.secondary_opts)]
         try:
@@ -194,7 +224,9 @@ _RANGE = re.compile(r"Invalid value for '(--[\w-]+)': (.+?) is not in the range 
 
 
 def clarify_error(
-    error: typer.TyperException, args: Sequence[str], known: Sequence[str]
+    error: typer.TyperException,
+    args: Sequence[str],
+    known: Sequence[str],
 ) -> Exception:
     """Return typer's error in words of ours: what was wanted, what was written, what is meant."""
     asked = getattr(error, "option_name", None)
@@ -377,7 +409,11 @@ DECLARED: dict[str, CommandDeclaration] = {}  # by their words, as modules of co
 COMPLETIONS: dict[str, Callable[..., Any]] = {}  # what a shell completes an option to
 
 
-def command(words: str, *sources: Source, **settings: Any) -> Callable[[Function], Function]:
+def command(
+    words: str,
+    *sources: Source,
+    **settings: Any,
+) -> Callable[[Function], Function]:
     """Make a function the command of these words, with the options of these groups."""
 
     def declare(function: Function) -> Function:
@@ -413,7 +449,10 @@ def join_paragraphs(docstring: str) -> str:
 
 
 def parse_pairs(
-    texts: list[str] | None, option: str, wanted: str, read: Callable[[str], Any]
+    texts: list[str] | None,
+    option: str,
+    wanted: str,
+    read: Callable[[str], Any],
 ) -> dict[str, Any]:
     """Parse ``["compute=0.9"]`` into ``{"compute": 0.9}``; names and ranges are checked where they
     are applied.

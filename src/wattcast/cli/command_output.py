@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    TextIO,
+    TypeVar,
+)
 
 import typer
 
@@ -41,7 +50,12 @@ class Environment:
         from rich.console import Console
 
         width = None if self.stdout.isatty() else 160
-        return Console(file=self.stdout, width=width, soft_wrap=False, highlight=False)
+        return Console(
+            file=self.stdout,
+            width=width,
+            soft_wrap=False,
+            highlight=False,
+        )
 
     def json(self, out: object) -> None:
         """Write results as JSON to stdout."""
@@ -61,7 +75,11 @@ class Environment:
         else:
             self.say(text)
 
-    def save_plot(self, figure: Figure, path: Path) -> None:
+    def save_plot(
+        self,
+        figure: Figure,
+        path: Path,
+    ) -> None:
         """Write a figure and say so."""
         from wattcast.report.figure_style import save_figure
 
@@ -82,7 +100,11 @@ class CommandOutput:
     exit_code: int = 0
     fault: Exception | None = None  # raised at the end
 
-    def show(self, env: Environment, as_json: bool) -> None:
+    def show(
+        self,
+        env: Environment,
+        as_json: bool,
+    ) -> None:
         """Print the result as text or JSON, and end with its exit code."""
         if self.plain is not None and (as_json or self.text is None):
             env.json(self.plain() if callable(self.plain) else self.plain)

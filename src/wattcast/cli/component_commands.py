@@ -8,7 +8,11 @@ import sys
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+)
 
 from rich.console import Console
 
@@ -16,10 +20,18 @@ from wattcast.cli.command_builder import command, parse_pairs
 from wattcast.cli.command_output import CommandOutput, Environment
 from wattcast.cli.figure_options import PLOT_FILE
 from wattcast.core import files
-from wattcast.core.errors import ExitCode, bad_value, resolve_name
+from wattcast.core.errors import (
+    ExitCode,
+    bad_value,
+    resolve_name,
+)
 from wattcast.core.option_declaration import Option
 from wattcast.core.row_tables import database_folder
-from wattcast.core.strict_files import REFERENCE_VARIABLE, read_bytes, reference_folder
+from wattcast.core.strict_files import (
+    REFERENCE_VARIABLE,
+    read_bytes,
+    reference_folder,
+)
 from wattcast.core.units import parse, show
 from wattcast.core.whole_files import write_whole
 
@@ -196,7 +208,11 @@ def accelwattch(
 
     Example: wattcast lab accelwattch h200 --out h200.xml --base accelwattch_sass_sim.xml
     """
-    from wattcast.lab.gpuwattch import architecture, energy_table, measured_energies
+    from wattcast.lab.gpuwattch import (
+        architecture,
+        energy_table,
+        measured_energies,
+    )
 
     chip = measured_energies.measured_chip(gpu)
     folder = database_folder(measured_energies.PARENT)
@@ -351,7 +367,10 @@ def fit_component(
 
 
 def _read_kernel_table(
-    env: Environment, runs: Path, choices: ComponentFitOptions, columns: KernelColumns
+    env: Environment,
+    runs: Path,
+    choices: ComponentFitOptions,
+    columns: KernelColumns,
 ) -> MeasuredKernels:
     """Read the kernels to fit to; with ``--bottom-up`` their counts become watts."""
     from wattcast.lab.gpuwattch import component_fit
@@ -386,7 +405,10 @@ def _choose_limits(choices: ComponentFitOptions) -> FitConstraints:
 
 
 def _write_recalibrated(
-    fit: ComponentFit, architecture: Path, out: Path, fitted_energies: bool
+    fit: ComponentFit,
+    architecture: Path,
+    out: Path,
+    fitted_energies: bool,
 ) -> None:
     """Write an architecture file whose energies are multiplied by the fitted factors."""
     from wattcast.lab.gpuwattch import component_fit
@@ -457,7 +479,11 @@ class EnergyOptions:
 _ZERO_C_IN_K = 273.15
 
 
-def show_bottom_up(env: Environment, name: str, build: EnergyOptions) -> CommandOutput:
+def show_bottom_up(
+    env: Environment,
+    name: str,
+    build: EnergyOptions,
+) -> CommandOutput:
     """Build energies per event from an architecture, and save or draw them where asked for."""
     from wattcast.lab.gpuwattch.architecture import read_architecture
     from wattcast.lab.gpuwattch.bottom_up import chip_design, event_energies
@@ -469,7 +495,11 @@ def show_bottom_up(env: Environment, name: str, build: EnergyOptions) -> Command
     feature_nm = None
     if build.feature_size is not None:
         feature_nm = read_feature_nm(build.feature_size, "--feature-size")
-    settings: dict[str, Any] = {"feature_nm": feature_nm, "voltage_v": None, "temperature_k": None}
+    settings: dict[str, Any] = {
+        "feature_nm": feature_nm,
+        "voltage_v": None,
+        "temperature_k": None,
+    }
     if build.voltage is not None:
         settings["voltage_v"] = parse(build.voltage, "V", "--voltage")
     if build.temperature is not None:

@@ -7,15 +7,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+)
 
 from wattcast.cli.command_builder import PLOT, command
 from wattcast.cli.command_output import CommandOutput, Environment
 from wattcast.cli.common_options import GPU, WORKLOAD
 from wattcast.cli.figure_options import PLOT_FILE
-from wattcast.core.errors import bad_value, is_interrupt, resolve_name
+from wattcast.core.errors import (
+    bad_value,
+    is_interrupt,
+    resolve_name,
+)
 from wattcast.core.option_declaration import Option
-from wattcast.options.exploring_options import EXPLORE, STUDY, DesignOutput
+from wattcast.options.exploring_options import (
+    EXPLORE,
+    STUDY,
+    DesignOutput,
+)
 from wattcast.options.run_options import OPTION_NAMES
 from wattcast.options.setting_options import PriceOptions
 from wattcast.options.verb_options import part_of
@@ -172,11 +184,19 @@ def fleet(
     return CommandOutput.of(found, report.assignment_json, report.print_assignment, figure)
 
 
-def _choose_runner(workers: int | None, cluster: str | None, size: int) -> Runner:
+def _choose_runner(
+    workers: int | None,
+    cluster: str | None,
+    size: int,
+) -> Runner:
     """Choose where points are computed; a small space stays in this process, since starting one
     costs a second.
     """
-    from wattcast.explore.sweep import PART_POINTS, cluster_runner, process_runner
+    from wattcast.explore.sweep import (
+        PART_POINTS,
+        cluster_runner,
+        process_runner,
+    )
 
     if cluster is not None:
         return cluster_runner(cluster, workers)

@@ -67,7 +67,11 @@ class FigureOptions:
             do = "All figures: --figures FOLDER."
             raise bad_value("--figure", "--plot FILE beside it", "none", do)
 
-    def save(self, env: Environment, output: CommandOutput) -> None:
+    def save(
+        self,
+        env: Environment,
+        output: CommandOutput,
+    ) -> None:
         """Draw and write the figures, and say where."""
         if self.plot is None and self.figures is None:
             return

@@ -6,7 +6,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+)
 
 from rich.console import Console
 from rich.markup import escape
@@ -16,11 +20,19 @@ from wattcast.cli.command_output import CommandOutput, Environment
 from wattcast.cli.common_options import JSON
 from wattcast.cli.component_commands import fit_component as fit_component
 from wattcast.cli.figure_options import FigureOptions
-from wattcast.core.errors import BadInput, bad_value, resolve_name
+from wattcast.core.errors import (
+    BadInput,
+    bad_value,
+    resolve_name,
+)
 from wattcast.core.option_declaration import Option
 from wattcast.core.units import show
 from wattcast.options.setting_options import ENGINES
-from wattcast.report.text_tables import new_table, print_notes, print_rows
+from wattcast.report.text_tables import (
+    new_table,
+    print_notes,
+    print_rows,
+)
 
 if TYPE_CHECKING:
     from wattcast.calibrate.calibration import Calibration
@@ -152,7 +164,14 @@ def fit_host(
             f"{show(found.default_s, 's', 3)} {errors['default']:.1%}\n"
         )
 
-    return CommandOutput({"host_s": found.host_s, "error": errors, "rows": plain}, print_text)
+    return CommandOutput(
+        {
+            "host_s": found.host_s,
+            "error": errors,
+            "rows": plain,
+        },
+        print_text,
+    )
 
 
 @command("lab sensitivity")
@@ -261,7 +280,10 @@ def calibrate(
 
 
 def _calibrate_whole_models(
-    file: Path, gpu: str, out: Path | None, factors: dict[str, float]
+    file: Path,
+    gpu: str,
+    out: Path | None,
+    factors: dict[str, float],
 ) -> CommandOutput:
     """Adjust a forecast to whole models and save its bundle."""
     from wattcast.calibrate import calibration_rows
@@ -332,7 +354,11 @@ def _print_table_errors(console: Console, found: TableCalibration) -> None:
     print_notes(console, [*found.bundle.assumptions[:1], *found.notes])
 
 
-def _print_calibration(console: Console, found: Calibration, gpu: str) -> None:
+def _print_calibration(
+    console: Console,
+    found: Calibration,
+    gpu: str,
+) -> None:
     console.print(f"[bold]{escape(gpu)}[/bold], {found.rows} row{'s' if found.rows > 1 else ''}")
     learned = new_table("learned", "value", "90% interval", "surer than before by")
     for of in found.learned:
@@ -399,7 +425,12 @@ def fit_counters_command(
     Example: wattcast lab fit counters micro_gtxtitanx.csv --form gpmtool --out titanx.yaml
     Example: wattcast lab fit counters micro.csv --form gpmtool --predict real.csv --measured
     real_time_power.csv"""
-    from wattcast.lab.counter_models import counter_figures, counter_fit, gpmtool_files, two_rails
+    from wattcast.lab.counter_models import (
+        counter_figures,
+        counter_fit,
+        gpmtool_files,
+        two_rails,
+    )
     from wattcast.power.power_model import save_model
 
     form = resolve_name("form", choices.form, TABLE_FORMS)
@@ -458,7 +489,10 @@ def _check_table_options(choices: CounterTableOptions, form: str) -> None:
 
 
 def _fit_rails(
-    env: Environment, rails: RailsFit, choices: CounterTableOptions, name: str
+    env: Environment,
+    rails: RailsFit,
+    choices: CounterTableOptions,
+    name: str,
 ) -> CommandOutput:
     """Save, print and draw a fit of two rails, of which one was measured by itself."""
     from wattcast.lab.counter_models import counter_figures, two_rails
@@ -536,7 +570,10 @@ def _print_fit(console: Console, result: CounterFit) -> None:
 
 
 def _print_costs(
-    console: Console, title: str, costs: Sequence[FittedCost], shown: Sequence[str]
+    console: Console,
+    title: str,
+    costs: Sequence[FittedCost],
+    shown: Sequence[str],
 ) -> None:
     table = new_table("cost", "value", "95 % interval", "at largest, W", "VIF", title=title)
     for c, value in zip(costs, shown, strict=True):
@@ -547,7 +584,11 @@ def _print_costs(
     console.print(table)
 
 
-def _print_rails(console: Console, result: RailsFit, plain: dict[str, Any]) -> None:
+def _print_rails(
+    console: Console,
+    result: RailsFit,
+    plain: dict[str, Any],
+) -> None:
     from wattcast.lab.counter_models.two_rails import format_event_cost
 
     shown = [format_event_cost(c.name, c.value) for c in result.coefficients]

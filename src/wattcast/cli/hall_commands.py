@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+)
 
 from wattcast.cli.command_builder import command
 from wattcast.cli.command_output import CommandOutput, Environment
@@ -12,7 +16,11 @@ from wattcast.cli.explore_commands import count_cores
 from wattcast.cli.figure_options import FigureOptions
 from wattcast.core.errors import is_interrupt
 from wattcast.core.option_declaration import Option
-from wattcast.options.hall_options import HallOptions, HallRun, SheddingOptions
+from wattcast.options.hall_options import (
+    HallOptions,
+    HallRun,
+    SheddingOptions,
+)
 from wattcast.options.verb_options import part_of
 
 if TYPE_CHECKING:
@@ -40,7 +48,11 @@ def hall(
         return _plan_shedding(env, file, asked, shedding)
     from wattcast.timeseries.hall_figures import FIGURES
     from wattcast.timeseries.hall_file import read_hall
-    from wattcast.timeseries.hall_report import print_hall, summarise_hall, write_hall
+    from wattcast.timeseries.hall_report import (
+        print_hall,
+        summarise_hall,
+        write_hall,
+    )
     from wattcast.timeseries.hall_run import HallSpan, run_hall
 
     plan = read_hall(file)
@@ -64,7 +76,10 @@ def hall(
 
 
 def _plan_shedding(
-    env: Environment, file: Path, asked: HallOptions, shedding: SheddingOptions
+    env: Environment,
+    file: Path,
+    asked: HallOptions,
+    shedding: SheddingOptions,
 ) -> CommandOutput:
     """Return what policies cost, and the plan."""
     from wattcast.timeseries import demand_response, shedding_report

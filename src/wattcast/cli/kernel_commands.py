@@ -75,7 +75,13 @@ def carry_over(env: Environment) -> CommandOutput:
                 name: f"{row[name]:.1f} %"
                 for name in ("error_percent", "median_percent", "bias_percent")
             }
-            rows.append({**row, **percents, "least_s": least})
+            rows.append(
+                {
+                    **row,
+                    **percents,
+                    "least_s": least,
+                }
+            )
         headings = {
             "chip": "chip",
             "work": "kernels",

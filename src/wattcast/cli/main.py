@@ -95,7 +95,11 @@ class _CatalogueGroup(TyperGroup):
     ``gpus`` lists.
     """
 
-    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+    def parse_args(
+        self,
+        ctx: Any,
+        args: list[str],
+    ) -> Any:
         first = args[0] if args else "--json"
         if first not in {*self.commands, "--help"}:
             if len(args) > 1 and not first.startswith("-") and not args[1].startswith("-"):
@@ -113,7 +117,11 @@ def build_command(words: str) -> Any:
     if words in DECLARED:
         return DECLARED[words].build()
     if words == "lab":
-        return _LabGroup(name="lab", help=_GROUP_HELP[words], no_args_is_help=True)
+        return _LabGroup(
+            name="lab",
+            help=_GROUP_HELP[words],
+            no_args_is_help=True,
+        )
     commands: dict[str, Any] = {}
     for path, declared in DECLARED.items():
         if path.startswith(f"{words} "):
@@ -137,14 +145,22 @@ class _LazyGroup(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.table)
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+    def get_command(
+        self,
+        ctx: Any,
+        cmd_name: str,
+    ) -> Any:
         if cmd_name not in self.table:
             return None
         command = build_command(f"{self.words}{cmd_name}")
         command.name = cmd_name
         return command
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+    def resolve_command(
+        self,
+        ctx: Any,
+        args: list[str],
+    ) -> Any:
         if args and args[0] not in self.table and not args[0].startswith("-"):
             known = f"Known: {', '.join(self.table)}."
             raise typer.TyperException(
@@ -219,7 +235,11 @@ def _print_version(value: bool) -> None:
 def _root(
     ctx: typer.Context,
     version: bool = typer.Option(
-        False, "--version", callback=_print_version, is_eager=True, help="Print the version."
+        False,
+        "--version",
+        callback=_print_version,
+        is_eager=True,
+        help="Print the version.",
     ),
     show_traceback: bool = typer.Option(
         False, "--traceback", help="Show where an error came from."
@@ -242,7 +262,12 @@ def main(argv: Sequence[str] | None = None, env: Environment | None = None) -> i
         try:
             command = typer.main.get_command(app)
             asked = [*own, *args[end:]] or ["--help"]
-            code = command.main(asked, prog_name="wattcast", standalone_mode=False, obj=env)
+            code = command.main(
+                asked,
+                prog_name="wattcast",
+                standalone_mode=False,
+                obj=env,
+            )
             return code if isinstance(code, int) else ExitCode.OK
         except typer.TyperException as error:
             if not error.format_message():  # a group without a command: its help was printed
@@ -302,7 +327,11 @@ def _explain_error(error: BaseException) -> tuple[str, ExitCode]:
     return said, ExitCode.FAILED
 
 
-def _complain(env: Environment, text: str, code: ExitCode) -> int:
+def _complain(
+    env: Environment,
+    text: str,
+    code: ExitCode,
+) -> int:
     if env.traceback and sys.exc_info()[0] is not None:
         env.stderr.write(traceback.format_exc())
     env.stderr.write(f"wattcast: {text}\n")

@@ -9,7 +9,12 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    NoReturn,
+)
 
 import typer
 
@@ -24,7 +29,11 @@ from wattcast.cli.common_options import (
     TTFT,
 )
 from wattcast.cli.figure_options import FigureOptions
-from wattcast.core import bad_value, check_names, units
+from wattcast.core import (
+    bad_value,
+    check_names,
+    units,
+)
 from wattcast.core.option_declaration import Option, parse_group
 from wattcast.core.whole_files import check_writable
 from wattcast.options.serving_options import RequestShape
@@ -121,7 +130,11 @@ def simulate(
     from wattcast.control import hd7970, policy_comparison
     from wattcast.control.plants import KnobRole
 
-    sizes = {"batch": card.batch, "seq": card.seq, "phase": card.phase}
+    sizes = {
+        "batch": card.batch,
+        "seq": card.seq,
+        "phase": card.phase,
+    }
     options = {name: value for name, value in sizes.items() if value is not None}
     roles = {
         "core": KnobRole.CORE_CLOCK,
@@ -287,7 +300,11 @@ def run(
 
     Example: wattcast manage run --apply --progress /tmp/done -- python train.py
     """
-    from wattcast.control import live_control, program_files, watch_card
+    from wattcast.control import (
+        live_control,
+        program_files,
+        watch_card,
+    )
 
     goal = policy.make_objective()
     period_s = _period_s(control.period)
@@ -400,7 +417,11 @@ def _control_cards(
     variables: Mapping[str, str],
 ) -> int:
     """Claim the cards, control them as one, and return the exit code."""
-    from wattcast.control import daemon_client, job_cards, live_control
+    from wattcast.control import (
+        daemon_client,
+        job_cards,
+        live_control,
+    )
 
     with daemon_client.hold_cards(cards, socket) as claimed:
         steered = claimed[0] if len(claimed) == 1 else job_cards.JobCards(claimed)
@@ -443,7 +464,11 @@ def _make_count_file(control: ControlOptions, card_name: str) -> SmCountFile | N
 
 
 def _choose_keeper(
-    model: str | None, has_metrics: bool, limits: ServingLimits, card_name: str, count: int
+    model: str | None,
+    has_metrics: bool,
+    limits: ServingLimits,
+    card_name: str,
+    count: int,
 ) -> Any:
     """Return what keeps the latencies of a serving engine on some cards, or None for another
     program.
@@ -616,7 +641,9 @@ class RehearsalOptions:
 
 @command("manage rehearse")
 def rehearse(
-    model: Annotated[str, MODEL], rehearsal: RehearsalOptions, shape: RequestShape
+    model: Annotated[str, MODEL],
+    rehearsal: RehearsalOptions,
+    shape: RequestShape,
 ) -> CommandOutput:
     """Rehearse the control of serving GPUs on simulated traffic, before any card is touched.
 
@@ -681,7 +708,11 @@ def site(
         coordinate_site(nodes, most_w, ranks, env.say, lambda: not signals.came)
 
 
-def _catalogue_gpu(name: str, option: str, instead: str) -> Gpu:
+def _catalogue_gpu(
+    name: str,
+    option: str,
+    instead: str,
+) -> Gpu:
     """Return the catalogue's card by what the driver calls it, which ``option`` needs."""
     from wattcast.control.watch_card import find_catalogue_gpu
 
@@ -726,7 +757,11 @@ def _period_s(text: str) -> float:
     return seconds
 
 
-def _parse_range(text: str | None, unit: str, where: str) -> tuple[float, float]:
+def _parse_range(
+    text: str | None,
+    unit: str,
+    where: str,
+) -> tuple[float, float]:
     if text is None:
         return 0.0, float("inf")
     ends = [units.parse(part, unit, where) for part in text.split(":")]
@@ -736,19 +771,29 @@ def _parse_range(text: str | None, unit: str, where: str) -> tuple[float, float]
 
 
 def _make_setup(
-    policy: PolicyGoal, play: PlayOptions, model: Any, forecast: Any = None
+    policy: PolicyGoal,
+    play: PlayOptions,
+    model: Any,
+    forecast: Any = None,
 ) -> PolicySetup:
     from wattcast.control import plants, policies
 
     noise = plants.MeasurementNoise(play.noise, play.noise) if play.noise else None
     goal = policy.make_objective()
     return policies.PolicySetup(
-        goal, model=model, forecast=forecast or {}, noise=noise, seed=play.seed
+        goal,
+        model=model,
+        forecast=forecast or {},
+        noise=noise,
+        seed=play.seed,
     )
 
 
 def _forecast_plants(
-    plants: list[PlantTables], gpu: str | None, workloads: Path | None, goal: Objective
+    plants: list[PlantTables],
+    gpu: str | None,
+    workloads: Path | None,
+    goal: Objective,
 ) -> tuple[dict[str, tuple[int, ...]], list[str]]:
     from wattcast.control import clock_forecast
     from wattcast.predictor import api
@@ -794,7 +839,9 @@ def _compare_policies(
 
 
 def _list_figures(
-    plants: list[PlantTables], comparison: PolicyComparison, setup: PolicySetup
+    plants: list[PlantTables],
+    comparison: PolicyComparison,
+    setup: PolicySetup,
 ) -> dict[str, FigureMaker]:
     """Return the figures of a comparison; on the card of paper 004 also those that the paper draws
     of it alone.

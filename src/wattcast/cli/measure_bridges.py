@@ -69,7 +69,11 @@ class LaunchEstimate:
             "known_share": total_known_s / traced_s,
             "part_w": dict(zip(estimate.power.parts, part_w, strict=True)),
             "without_counters": [
-                {"kernel": key.kernel, "grid": key.grid, "block": key.block}
+                {
+                    "kernel": key.kernel,
+                    "grid": key.grid,
+                    "block": key.block,
+                }
                 for key in estimate.unknown
             ],
         }
@@ -147,7 +151,11 @@ class LaunchEstimate:
 
 
 def prepare_estimate(
-    model: Path, counters: Path | None, trace: Path | None, gpu: str | None, command: list[str]
+    model: Path,
+    counters: Path | None,
+    trace: Path | None,
+    gpu: str | None,
+    command: list[str],
 ) -> tuple[SavedModel, launch_power.CounterBook, Path]:
     """Read the model and the counters; raise before the command runs where something is missing.
 
@@ -209,7 +217,10 @@ def estimate_offline(
 
 
 def estimate_power(
-    saved: SavedModel, book: launch_power.CounterBook, trace: Path, run: MeasuredRun
+    saved: SavedModel,
+    book: launch_power.CounterBook,
+    trace: Path,
+    run: MeasuredRun,
 ) -> LaunchEstimate:
     """Estimate power from the trace that the command wrote, at the clocks that were measured."""
     log = launch_power.read_launches(trace)
@@ -252,7 +263,10 @@ ROUNDS = 4  # rounds of the plan that candidates come from
 
 
 def suggest_rows(
-    count: int, gpu: str, database: str, tell: Callable[[str], None]
+    count: int,
+    gpu: str,
+    database: str,
+    tell: Callable[[str], None],
 ) -> tuple[list[RowSuggestion], list[OperatorSpec]]:
     """Return the rows worth most that are not in the database yet, and how the campaign runs
     each.
@@ -288,7 +302,9 @@ def suggest_rows(
 
 
 def _load_measured_rows(
-    gpu: str, database: str, tell: Callable[[str], None]
+    gpu: str,
+    database: str,
+    tell: Callable[[str], None],
 ) -> kernel_rows.KernelRows:
     """Return the rows so far; none for a GPU without a database where none is named."""
     try:

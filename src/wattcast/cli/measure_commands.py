@@ -13,7 +13,11 @@ from wattcast.cli.command_builder import command, declare_verb
 from wattcast.cli.command_output import CommandOutput, Environment
 from wattcast.cli.common_options import JSON
 from wattcast.cli.figure_options import PLOT_FILE
-from wattcast.core.errors import ExitCode, WattcastError, bad_value
+from wattcast.core.errors import (
+    ExitCode,
+    WattcastError,
+    bad_value,
+)
 from wattcast.core.option_declaration import Option
 from wattcast.core.strict_files import decode_json, read_bytes
 from wattcast.core.whole_files import check_writable, write_somewhere
@@ -142,10 +146,20 @@ def run(
     notes = [] if choices.json else [took]
     if done.identity.note:
         notes.append(done.identity.note)
-    return CommandOutput(plain, "\n".join(lines), notes=notes, exit_code=code, fault=trouble)
+    return CommandOutput(
+        plain,
+        "\n".join(lines),
+        notes=notes,
+        exit_code=code,
+        fault=trouble,
+    )
 
 
-def _load_prediction(against: str, gpu: str | None, options: dict[str, Any]) -> dict[str, Any]:
+def _load_prediction(
+    against: str,
+    gpu: str | None,
+    options: dict[str, Any],
+) -> dict[str, Any]:
     """Return the output of `predict --json` from a file that holds it, or predict now."""
     import msgspec
 

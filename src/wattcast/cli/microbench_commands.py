@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+)
 
 from rich.console import Console
 
@@ -107,7 +111,10 @@ def _compare_results(show: str | None, against: str) -> CommandOutput:
 
 
 def _show_results(
-    results: tuple[MicroRow, ...], gpu: Gpu, place: Path, write: Path | None
+    results: tuple[MicroRow, ...],
+    gpu: Gpu,
+    place: Path,
+    write: Path | None,
 ) -> CommandOutput:
     from wattcast.lab.microbench import microbench_report as report
     from wattcast.lab.microbench.benchmark_suite import list_benchmarks
@@ -168,7 +175,11 @@ def tune(
     Example: wattcast lab tune profile.csv --gpu h200
     """
     from wattcast.lab.microbench import microbench_report as report
-    from wattcast.lab.microbench import microbench_results, profile_sets, tuning
+    from wattcast.lab.microbench import (
+        microbench_results,
+        profile_sets,
+        tuning,
+    )
     from wattcast.predictor.api import find_gpu
 
     if collect:

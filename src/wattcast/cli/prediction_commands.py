@@ -6,17 +6,33 @@ import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+)
 
-from wattcast.cli.command_builder import COMPLETIONS, PLOT, command
+from wattcast.cli.command_builder import (
+    COMPLETIONS,
+    PLOT,
+    command,
+)
 from wattcast.cli.command_output import CommandOutput, Environment
 from wattcast.cli.common_options import GPU, WORKLOAD
 from wattcast.cli.figure_options import PLOT_FILE
-from wattcast.core.errors import bad_value, check_names, resolve_name
+from wattcast.core.errors import (
+    bad_value,
+    check_names,
+    resolve_name,
+)
 from wattcast.core.option_declaration import Option
 from wattcast.options.power_series_options import PowerOutput
 from wattcast.options.run_options import OPTION_NAMES
-from wattcast.options.setting_options import COMPARE, PREDICT, REPORT
+from wattcast.options.setting_options import (
+    COMPARE,
+    PREDICT,
+    REPORT,
+)
 
 _FORM_PANEL = "Forms of carbon and energy"
 
@@ -114,7 +130,9 @@ def predict(
 
 
 def _show_kernel(
-    env: Environment, prediction: Prediction, shown: PredictionFigure
+    env: Environment,
+    prediction: Prediction,
+    shown: PredictionFigure,
 ) -> CommandOutput:
     """Return what is inside one kernel of a prediction, and draw its life where a figure is asked
     for.
@@ -173,7 +191,13 @@ def compare(
     )
     from wattcast.report.comparison_sides import compare as compare_sides
 
-    result = compare_sides(first, second, gpu=gpu, iterations=iterations, **options)
+    result = compare_sides(
+        first,
+        second,
+        gpu=gpu,
+        iterations=iterations,
+        **options,
+    )
     return CommandOutput.of(result, comparison_to_plain, print_comparison, draw_difference)
 
 
@@ -247,7 +271,13 @@ def write_form(
     if form == "eu-ai-act":
         from wattcast.training.train_job import train
 
-        job = train(workload, gpu, gpus=wanted.gpus, tokens=wanted.training_tokens, pue=wanted.pue)
+        job = train(
+            workload,
+            gpu,
+            gpus=wanted.gpus,
+            tokens=wanted.training_tokens,
+            pue=wanted.pue,
+        )
         filled = forms.fill_ai_act(job.to_dict(), job.flop_per_token, given)
     else:
         fill = forms.fill_sci if form == "sci" else forms.fill_ghg
@@ -258,7 +288,14 @@ def write_form(
     env.say(f"form saved: {out}, its schema: {schema}")
     for name in filled.missing:
         env.say(f"missing: {name}")
-    return CommandOutput({"file": str(out), "schema": str(schema), "form": form}, "")
+    return CommandOutput(
+        {
+            "file": str(out),
+            "schema": str(schema),
+            "form": form,
+        },
+        "",
+    )
 
 
 def _read_grams(text: str | None) -> float | None:
@@ -268,7 +305,14 @@ def _read_grams(text: str | None) -> float | None:
     match = re.fullmatch(r"\s*([\d.]+)\s*(kg|g|t)\s*", text)
     if match is None:
         raise bad_value("embodied", "a mass such as 150kg", text)
-    return float(match[1]) * {"g": 1.0, "kg": 1e3, "t": 1e6}[match[2]]
+    return (
+        float(match[1])
+        * {
+            "g": 1.0,
+            "kg": 1e3,
+            "t": 1e6,
+        }[match[2]]
+    )
 
 
 def _read_years(text: str | None) -> float | None:
@@ -310,7 +354,11 @@ def report(
         return write_form(env, workload, gpu, out, form_options, options)
     from wattcast.core.whole_files import check_new_file, write_whole
     from wattcast.predictor.api import find_gpu
-    from wattcast.report.html_report import PAPERS, build_report, print_report
+    from wattcast.report.html_report import (
+        PAPERS,
+        build_report,
+        print_report,
+    )
     from wattcast.workload.model_options import ModelOptions
 
     kind = out.suffix.lower()
@@ -334,5 +382,10 @@ def report(
     write_whole(out, data)
     env.say(f"report saved: {out}")
     return CommandOutput(
-        {"file": str(out), "byte": len(data), "gpus": [chip.name for chip in chips]}, ""
+        {
+            "file": str(out),
+            "byte": len(data),
+            "gpus": [chip.name for chip in chips],
+        },
+        "",
     )

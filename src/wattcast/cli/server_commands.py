@@ -5,13 +5,22 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+)
 
 from wattcast.cli.command_builder import command
 from wattcast.cli.command_output import CommandOutput, Environment
 from wattcast.cli.common_options import HOST
 from wattcast.core import files
-from wattcast.core.errors import MissingTool, bad_value, check_names, import_extra
+from wattcast.core.errors import (
+    MissingTool,
+    bad_value,
+    check_names,
+    import_extra,
+)
 from wattcast.core.option_declaration import Option
 from wattcast.core.units import parse, parse_amount
 from wattcast.core.whole_files import check_new_file, write_whole
@@ -168,7 +177,11 @@ def prometheus(
 
 
 def _find_cards(
-    env: Environment, source: str, interval: str, idle_interval: str, enough: bool
+    env: Environment,
+    source: str,
+    interval: str,
+    idle_interval: str,
+    enough: bool,
 ) -> list[WatchedCard]:
     """Return the machine's cards; where there is a prediction to show, none is needed."""
     from wattcast.web.metrics_exporter import find_cards

@@ -85,7 +85,13 @@ def plan(
 
     try:
         count = count_cores() if workers is None else workers
-        found = capacity_plan.plan(model, gpu, progress=env.tell_progress, workers=count, **options)
+        found = capacity_plan.plan(
+            model,
+            gpu,
+            progress=env.tell_progress,
+            workers=count,
+            **options,
+        )
     except capacity_plan.PlanInterrupted as error:
         found = error.result
     if write is not None:
@@ -113,16 +119,31 @@ class MetricsSource:
     ] = None
     window_s: Annotated[
         float,
-        Option("Time to look back, with --prometheus: 1h.", unit="s", above=0, parse=parse_seconds),
+        Option(
+            "Time to look back, with --prometheus: 1h.",
+            unit="s",
+            above=0,
+            parse=parse_seconds,
+        ),
     ] = 3600.0
     slice_s: Annotated[
         float,
-        Option("Of the window, to tell loads apart.", unit="s", above=0, parse=parse_seconds),
+        Option(
+            "Of the window, to tell loads apart.",
+            unit="s",
+            above=0,
+            parse=parse_seconds,
+        ),
     ] = 300.0
     selector: Annotated[str, Option('Labels of the engine, such as job="vllm".')] = ""
     seconds: Annotated[
         float | None,
-        Option("Between two readings, with --metrics.", unit="s", above=0, parse=parse_seconds),
+        Option(
+            "Between two readings, with --metrics.",
+            unit="s",
+            above=0,
+            parse=parse_seconds,
+        ),
     ] = None
 
 
@@ -186,7 +207,11 @@ def train(
     Example: wattcast train llama3-8b --gpu h100-sxm --gpus 8 --tokens 1B --price 2.50/h --carbon
     germany"""
     from wattcast.training.train_job import train as train_job
-    from wattcast.training.training_report import draw_training, print_training, summarise_training
+    from wattcast.training.training_report import (
+        draw_training,
+        print_training,
+        summarise_training,
+    )
 
     if series.power_out is not None:
         from wattcast.timeseries.power_series import check_series_path

@@ -90,7 +90,11 @@ def write_trials(records: Iterable[TrialRecord]) -> None:
             table.writerow([record.subject, record.name, record.value, record.test, factors])
 
 
-def is_noticed(subject: str, name: str, records: Iterable[TrialRecord]) -> bool:
+def is_noticed(
+    subject: str,
+    name: str,
+    records: Iterable[TrialRecord],
+) -> bool:
     """Return whether a current record says that a test notices the coefficient."""
     entry = read_subject(subject)[name]
     for record in records:

@@ -19,7 +19,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from wattcast.core import units
-from wattcast.core.errors import BadInput, bad_value, unknown_name
+from wattcast.core.errors import (
+    BadInput,
+    bad_value,
+    unknown_name,
+)
 
 FOLDER = Path(__file__).parent
 # "governor.reaction=1.3" in this variable scales one coefficient, to see what notices it.
@@ -157,7 +161,11 @@ def split_unit(name: str) -> tuple[str, str]:
     return name, ""
 
 
-def parse_value(value: Value, unit: str, place: str) -> Any:
+def parse_value(
+    value: Value,
+    unit: str,
+    place: str,
+) -> Any:
     """Return a value in the unit of its field; a number without a unit has none."""
     if isinstance(value, str):
         return units.parse(value, unit, place)

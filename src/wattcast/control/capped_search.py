@@ -18,7 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast.coefficients import load_coefficients
-from wattcast.control.plants import KnobRole, Lattice, Settings, read_knob_facts
+from wattcast.control.plants import (
+    KnobRole,
+    Lattice,
+    Settings,
+    read_knob_facts,
+)
 from wattcast.control.run_memory import RunMemory, SensitivityBeliefs
 from wattcast.core.arrays import Array
 
@@ -79,7 +84,10 @@ class CappedSearch:
     """Hold the model of a lattice and choose settings by it. It never changes."""
 
     def __init__(
-        self, lattice: Lattice, usable: npt.NDArray[np.bool_], log_limit: float | None
+        self,
+        lattice: Lattice,
+        usable: npt.NDArray[np.bool_],
+        log_limit: float | None,
     ) -> None:
         """``usable`` marks the settings that the search may choose. ``log_limit`` is the logarithm
         of the board's own power limit, None where it is not known."""
@@ -114,7 +122,11 @@ class CappedSearch:
             id(each): self._vary(each) for each in (self._power, *self._times.values())
         }
 
-    def _expect_power(self, roles: Sequence[KnobRole], constant: float) -> _Quantity:
+    def _expect_power(
+        self,
+        roles: Sequence[KnobRole],
+        constant: float,
+    ) -> _Quantity:
         slopes = [_POWER_SPREADS[role] for role in roles]
         curves = [CAPPED.power_curve_spread] * (len(roles) + len(self._pairs))
         return _Quantity(np.array([constant, *slopes, *curves]), CAPPED.power_remainder)
@@ -141,7 +153,11 @@ class CappedSearch:
         difference = of_compute - of_memory
         return np.asarray(-compute * of_compute - memory * of_memory + bend * difference**2)
 
-    def find_start(self, log_cap: float, default: Settings) -> Settings:
+    def find_start(
+        self,
+        log_cap: float,
+        default: Settings,
+    ) -> Settings:
         """Return the setting of a kernel's first run: the fastest that is expected to keep the cap
         whatever the kernel; the default where it does.
         """
@@ -255,7 +271,11 @@ class CappedSearch:
         scaled = self._features * quantity.spreads
         return np.asarray(np.einsum("sf,sf->s", scaled, scaled) + quantity.remainder**2)
 
-    def _covary(self, quantity: _Quantity, rows: npt.NDArray[np.int64]) -> Array:
+    def _covary(
+        self,
+        quantity: _Quantity,
+        rows: npt.NDArray[np.int64],
+    ) -> Array:
         """Return the covariance of settings that ran with all, ``(row, setting)``. Rows are
         remembered, as every decision asks for them.
         """

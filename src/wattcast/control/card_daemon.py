@@ -25,16 +25,40 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import (
+    dataclass,
+    field,
+    replace,
+)
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Literal,
+    NoReturn,
+)
 
 import msgspec
 
 from wattcast.control import card_notes, card_settings
-from wattcast.control.card_leases import CardLease, LeaseKind, merge_leases, name_holders
-from wattcast.control.card_settings import CardNote, CardSettings, KnobState, Range, RefusedKnob
-from wattcast.core import MissingTool, Refused, units
+from wattcast.control.card_leases import (
+    CardLease,
+    LeaseKind,
+    merge_leases,
+    name_holders,
+)
+from wattcast.control.card_settings import (
+    CardNote,
+    CardSettings,
+    KnobState,
+    Range,
+    RefusedKnob,
+)
+from wattcast.core import (
+    MissingTool,
+    Refused,
+    units,
+)
 from wattcast.core.errors import ExitCode, WattcastError
 
 if TYPE_CHECKING:
@@ -121,7 +145,11 @@ class DaemonScope:
     locked_hz: float | None = None  # the administrator's own lock, which the driver does not tell
 
 
-def describe_status(note: CardNote, holder: str, trouble: str) -> CardStatus:
+def describe_status(
+    note: CardNote,
+    holder: str,
+    trouble: str,
+) -> CardStatus:
     """Return how a card stands by its note."""
     before = note.before if note.is_changed else None
     return CardStatus(note.uuid, note.name, holder, note.now, before, trouble, note.states)
@@ -131,7 +159,10 @@ class CardKeeper:
     """Own one card. All its calls to the driver are made by one thread, one after another."""
 
     def __init__(
-        self, open_card: Callable[[], NvmlCard], scope: DaemonScope, say: Callable[[str], None]
+        self,
+        open_card: Callable[[], NvmlCard],
+        scope: DaemonScope,
+        say: Callable[[str], None],
     ) -> None:
         self._open = open_card
         self._scope = scope
@@ -167,7 +198,12 @@ class CardKeeper:
         elif self._note.is_changed:
             self._trouble = f"left by {self._note.holder}"
 
-    def ask(self, request: DaemonRequest, client: int, who: str) -> DaemonReply:
+    def ask(
+        self,
+        request: DaemonRequest,
+        client: int,
+        who: str,
+    ) -> DaemonReply:
         """Have a request of a client carried out and return the answer."""
         try:
             return self._driver.submit(self._answer, request, client, who).result(ANSWER_S)
@@ -230,7 +266,12 @@ class CardKeeper:
         elif not self._leases and self._note is not None:
             self._confirm_return()
 
-    def _answer(self, request: DaemonRequest, client: int, who: str) -> DaemonReply:
+    def _answer(
+        self,
+        request: DaemonRequest,
+        client: int,
+        who: str,
+    ) -> DaemonReply:
         try:
             reply = self._carry_out(request, client, who)
         except RefusedKnob as error:
@@ -250,7 +291,12 @@ class CardKeeper:
             self._leases[kind].heard_s = time.monotonic()
         return reply
 
-    def _carry_out(self, request: DaemonRequest, client: int, who: str) -> DaemonReply:
+    def _carry_out(
+        self,
+        request: DaemonRequest,
+        client: int,
+        who: str,
+    ) -> DaemonReply:
         op = request.op
         if self._is_ending and op != "release":
             raise LostClaim(f"{self.card_name}: the daemon ends.")
@@ -283,7 +329,12 @@ class CardKeeper:
             limits_w = (earlier_w, *limits_w[1:])
         return DaemonReply(True, power_w=power_w if is_told else None, limits_w=limits_w)
 
-    def _claim_card(self, client: int, who: str, kind: LeaseKind) -> DaemonReply:
+    def _claim_card(
+        self,
+        client: int,
+        who: str,
+        kind: LeaseKind,
+    ) -> DaemonReply:
         holder = self._leases.get(kind)
         if holder is not None and holder.client != client:
             raise Refused(f"{self.card_name} is held by {holder.who}. Wait for it, or end it.")
@@ -297,7 +348,11 @@ class CardKeeper:
             self._leases[kind] = CardLease(client, who, time.monotonic())
         return DaemonReply(True, cards=(self.status,))
 
-    def _set_knobs(self, request: DaemonRequest, kind: LeaseKind) -> None:
+    def _set_knobs(
+        self,
+        request: DaemonRequest,
+        kind: LeaseKind,
+    ) -> None:
         """Set what a client wants, as far as the other lease of the card allows it."""
         card = self._reach_card()
         if kind == "limit" and (request.core_hz is not None or request.memory_hz is not None):
@@ -328,7 +383,11 @@ class CardKeeper:
             self._leases[kind].wanted = earlier_wish
             raise
 
-    def _check_scope(self, request: DaemonRequest, earlier_hz: Range | None) -> None:
+    def _check_scope(
+        self,
+        request: DaemonRequest,
+        earlier_hz: Range | None,
+    ) -> None:
         """Raise ``RefusedKnob`` where a client asks for more than the daemon allows."""
         lowest_hz, highest_hz = self._scope.core_hz
         if earlier_hz is not None:
@@ -340,7 +399,11 @@ class CardKeeper:
         card_notes.save_note(note)
         self._note = note
 
-    def _end_lease(self, kind: LeaseKind, why: str) -> DaemonReply:
+    def _end_lease(
+        self,
+        kind: LeaseKind,
+        why: str,
+    ) -> DaemonReply:
         """Let go of one lease; the card keeps what the other one wants, or gets back what it
         had.
         """
@@ -360,7 +423,11 @@ class CardKeeper:
             self._say(f"{self.card_name}: {kind} was given back: {why}")
         return DaemonReply(True, cards=(self.status,))
 
-    def _give_back(self, why: str, by_defaults: bool = False) -> DaemonReply:
+    def _give_back(
+        self,
+        why: str,
+        by_defaults: bool = False,
+    ) -> DaemonReply:
         """Let go of the card: it gets back what it had, now or at a later attempt."""
         was_held = bool(self._leases)
         self._leases.clear()
@@ -406,7 +473,11 @@ class CardKeeper:
         self._note = None
         return None
 
-    def _report_trouble(self, error: Exception, earlier_trouble: str) -> DaemonReply:
+    def _report_trouble(
+        self,
+        error: Exception,
+        earlier_trouble: str,
+    ) -> DaemonReply:
         self._retry_s = time.monotonic() + RETRY_S
         why = str(error) or type(error).__name__
         if self._note is None:
@@ -455,7 +526,12 @@ class CardKeeper:
             self._late_cards.append(card)
 
 
-def _check_range(knob: str, value: float | None, allowed: Range, unit: str) -> None:
+def _check_range(
+    knob: str,
+    value: float | None,
+    allowed: Range,
+    unit: str,
+) -> None:
     lowest, highest = allowed
     if value is None or lowest * 0.999 <= value <= highest * 1.001:
         return
@@ -505,7 +581,11 @@ class ClientTable:
         self._slots: dict[int, ClientSlot] = {}
         self._lock = threading.Lock()
 
-    def add(self, number: int, slot: ClientSlot) -> ClientSlot | None:
+    def add(
+        self,
+        number: int,
+        slot: ClientSlot,
+    ) -> ClientSlot | None:
         """Take a connection in and return the one that has to go for it."""
         with self._lock:
             self._slots[number] = slot
@@ -563,7 +643,11 @@ class DaemonServer:
         self._listener.close()
         self._path.unlink(missing_ok=True)
 
-    def _holds_card(self, number: int, slot: ClientSlot) -> bool:
+    def _holds_card(
+        self,
+        number: int,
+        slot: ClientSlot,
+    ) -> bool:
         return any(self._keepers[uuid].is_held_by(number) for uuid in tuple(slot.claimed))
 
     def _accept_client(self, number: int) -> None:
@@ -585,13 +669,21 @@ class DaemonServer:
             if evicted is not None:
                 _turn_away(evicted)
             arguments = (slot, number)
-            threading.Thread(target=self._attend_client, args=arguments, daemon=True).start()
+            threading.Thread(
+                target=self._attend_client,
+                args=arguments,
+                daemon=True,
+            ).start()
         except (OSError, RuntimeError, MemoryError) as error:
             self._say(f"a client could not be served: {error}")
             self._clients.remove(number)
             connection.close()
 
-    def _attend_client(self, slot: ClientSlot, number: int) -> None:
+    def _attend_client(
+        self,
+        slot: ClientSlot,
+        number: int,
+    ) -> None:
         """Answer a client's lines until it ends; then release what it has claimed."""
         rest = b""
         try:
@@ -611,7 +703,12 @@ class DaemonServer:
             for uuid in slot.claimed:
                 self._keepers[uuid].ask(DaemonRequest("release", uuid), number, slot.who)
 
-    def _answer_line(self, line: bytes, number: int, slot: ClientSlot) -> DaemonReply:
+    def _answer_line(
+        self,
+        line: bytes,
+        number: int,
+        slot: ClientSlot,
+    ) -> DaemonReply:
         try:
             request = msgspec.json.decode(line[:LONGEST_LINE], type=DaemonRequest)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -743,7 +840,10 @@ def _run_once(
 
 
 def _watch_child(
-    child: int, pipe: socket.socket, ending: list[int], lifeline: int | None
+    child: int,
+    pipe: socket.socket,
+    ending: list[int],
+    lifeline: int | None,
 ) -> tuple[int, bool]:
     """Ping a child until it ends and end it when it is silent.
 
@@ -787,7 +887,9 @@ def _has_ended(lifeline: int) -> bool:
 
 
 def _run_child(
-    serve: Callable[[Callable[[], bool]], int], pipe: socket.socket, say: Callable[[str], None]
+    serve: Callable[[Callable[[], bool]], int],
+    pipe: socket.socket,
+    say: Callable[[str], None],
 ) -> NoReturn:
     """Serve, answering the parent's pings; ends when told to, or when the parent is gone or
     silent.

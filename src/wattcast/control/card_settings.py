@@ -17,7 +17,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
-from typing import TYPE_CHECKING, Any, Literal
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+)
 
 from wattcast.core import MissingTool, Refused
 
@@ -72,7 +76,12 @@ class Evidence(Enum):
 class RefusedKnob(Refused):
     """A driver, or the scope of the daemon, does not allow a setting of one knob."""
 
-    def __init__(self, knob: str, message: str, allowed: Range | None = None) -> None:
+    def __init__(
+        self,
+        knob: str,
+        message: str,
+        allowed: Range | None = None,
+    ) -> None:
         super().__init__(message)
         self.knob = knob
         self.allowed = allowed
@@ -190,7 +199,10 @@ def make_unknown_note(uuid: str, reason: str) -> CardNote:
 
 
 def prepare_records(
-    card: NvmlCard, note: CardNote, wanted: CardSettings, locked_hz: float | None
+    card: NvmlCard,
+    note: CardNote,
+    wanted: CardSettings,
+    locked_hz: float | None,
 ) -> CardNote:
     """Read what every wanted knob has before it is touched for the first time, and return a note of
     it.
@@ -204,7 +216,10 @@ def prepare_records(
 
 
 def apply_settings(
-    card: NvmlCard, note: CardNote, wanted: CardSettings, save: Callable[[CardNote], None]
+    card: NvmlCard,
+    note: CardNote,
+    wanted: CardSettings,
+    save: Callable[[CardNote], None],
 ) -> None:
     """Set a card whose note has a record of every wanted knob (``prepare_records``).
 
@@ -253,7 +268,10 @@ def _set_knob(
 
 
 def _return_knob(
-    card: NvmlCard, note: CardNote, record: KnobRecord, save: Callable[[CardNote], None]
+    card: NvmlCard,
+    note: CardNote,
+    record: KnobRecord,
+    save: Callable[[CardNote], None],
 ) -> CardNote:
     """Give one knob back what it had, read it back, and return the note of it."""
     if record.state is KnobState.UNCHANGED:
@@ -274,7 +292,11 @@ def _return_knob(
     return fresh
 
 
-def restore_card(card: NvmlCard, note: CardNote, save: Callable[[CardNote], None]) -> CardNote:
+def restore_card(
+    card: NvmlCard,
+    note: CardNote,
+    save: Callable[[CardNote], None],
+) -> CardNote:
     """Give every knob that was touched back what it had, and return the note of it.
 
     Where some did not take it, the last error is raised after trying all of them; ``save`` has
@@ -295,7 +317,9 @@ def restore_card(card: NvmlCard, note: CardNote, save: Callable[[CardNote], None
 
 
 def reset_unknown_knobs(
-    card: NvmlCard, note: CardNote, save: Callable[[CardNote], None]
+    card: NvmlCard,
+    note: CardNote,
+    save: Callable[[CardNote], None],
 ) -> CardNote:
     """Give knobs whose earlier value is not known the driver's defaults, and return the note of
     it.
@@ -323,7 +347,9 @@ def reset_unknown_knobs(
 
 
 def confirm_returned_knobs(
-    card: NvmlCard, note: CardNote, save: Callable[[CardNote], None]
+    card: NvmlCard,
+    note: CardNote,
+    save: Callable[[CardNote], None],
 ) -> CardNote:
     """Look whether a card shows by now that clocks were given back, and return the note of it."""
     for record in note.knobs:
@@ -339,7 +365,11 @@ def confirm_returned_knobs(
     return note
 
 
-def read_earlier_value(card: NvmlCard, knob: str, locked_hz: float | None) -> KnobValue:
+def read_earlier_value(
+    card: NvmlCard,
+    knob: str,
+    locked_hz: float | None,
+) -> KnobValue:
     """Read what a knob has before it is changed for the first time.
 
     ``RefusedKnob`` where the power limit cannot be read: what is not known cannot be given back.
@@ -373,7 +403,12 @@ def _find_core_lock(card: NvmlCard) -> Range | None:
     return (clock_hz, clock_hz) if is_locked else None
 
 
-def read_back(card: NvmlCard, knob: str, wanted: KnobValue, was: KnobValue) -> Evidence:
+def read_back(
+    card: NvmlCard,
+    knob: str,
+    wanted: KnobValue,
+    was: KnobValue,
+) -> Evidence:
     """Compare what a knob is to have with what the card reads; wait while it reads otherwise."""
     end_s = time.monotonic() + SETTLE_S
     while True:
@@ -383,7 +418,12 @@ def read_back(card: NvmlCard, knob: str, wanted: KnobValue, was: KnobValue) -> E
         time.sleep(READ_PAUSE_S)
 
 
-def _compare_knob(card: NvmlCard, knob: str, wanted: KnobValue, was: KnobValue) -> Evidence:
+def _compare_knob(
+    card: NvmlCard,
+    knob: str,
+    wanted: KnobValue,
+    was: KnobValue,
+) -> Evidence:
     if knob == "limit":
         limit_w = card.limit_w()
         if limit_w is None or not isinstance(wanted, float):
@@ -400,7 +440,11 @@ def _compare_knob(card: NvmlCard, knob: str, wanted: KnobValue, was: KnobValue) 
 
 
 def compare_clock(
-    clock_hz: float, reading: ClockReading, wanted: Range | None, was: Range | None, top_hz: float
+    clock_hz: float,
+    reading: ClockReading,
+    wanted: Range | None,
+    was: Range | None,
+    top_hz: float,
 ) -> Evidence:
     """Say whether a clock shows the lock ``wanted`` (None: no lock) rather than ``was``.
 

@@ -35,9 +35,17 @@ from wattcast.control.plants import (
     move_knob,
 )
 from wattcast.control.savings import student_t
-from wattcast.control.search_problem import BOUND_PENALTY, ControllerTuning, Objective
+from wattcast.control.search_problem import (
+    BOUND_PENALTY,
+    ControllerTuning,
+    Objective,
+)
 from wattcast.core.arrays import Array
-from wattcast.core.errors import BadInput, UnknownName, bad_value
+from wattcast.core.errors import (
+    BadInput,
+    UnknownName,
+    bad_value,
+)
 from wattcast.hardware import Gpu
 from wattcast.predictor import api
 from wattcast.predictor.timeline import MEMORY_KNEE
@@ -138,7 +146,9 @@ def build_predicted_plant(
 
 
 def _predict_on_cards(
-    workload: str | Path | Graph, cards: Sequence[Gpu], options: Mapping[str, Any]
+    workload: str | Path | Graph,
+    cards: Sequence[Gpu],
+    options: Mapping[str, Any],
 ) -> list[Any]:
     return [api.predict(workload, card, **options) for card in cards]
 
@@ -195,7 +205,14 @@ def forecast_workload(
     grid = np.linspace(clocks_hz[0], clocks_hz[-1], POINTS)
     idle = gpu.power.idle_w
     more: dict[str, Any] = dict(options or {})
-    free = api.predict(workload, gpu, clock=grid, power_limit=NO_LIMIT_W, force=True, **more)
+    free = api.predict(
+        workload,
+        gpu,
+        clock=grid,
+        power_limit=NO_LIMIT_W,
+        force=True,
+        **more,
+    )
     idle_w = np.zeros(grid.shape)
     if idle is not None:
         idle_w = np.minimum(idle.value_at(grid), free.power_w)
@@ -210,7 +227,9 @@ def forecast_workload(
 
 
 def forecast_applications(
-    tables: PlantTables, gpu: Gpu, folder: Path | None = None
+    tables: PlantTables,
+    gpu: Gpu,
+    folder: Path | None = None,
 ) -> tuple[dict[str, ClockCurves], dict[str, str]]:
     """Predict the applications of a replayed table; return also why others cannot be predicted.
 
@@ -270,7 +289,11 @@ class SlowdownErrors:
     clock_share: Array  # (clock,), ascending
     by_application: Mapping[str, Array]  # measured less forecast, (clock,)
 
-    def margins(self, application: str, clock_share: Array) -> Array | None:
+    def margins(
+        self,
+        application: str,
+        clock_share: Array,
+    ) -> Array | None:
         """Return what to add to a forecast so that it is exceeded with a chance of 5 %,
         ``(clock,)``.
 

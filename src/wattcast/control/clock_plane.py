@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Mapping,
+    Sequence,
+)
 from contextlib import ExitStack
 
 import numpy as np
@@ -19,7 +23,10 @@ GRACE_S = 5.0  # for a program to end after a signal was passed on
 
 
 def choose_clock_plane(
-    core_hz: Sequence[float], memory_hz: Sequence[float], cores: int, memories: int
+    core_hz: Sequence[float],
+    memory_hz: Sequence[float],
+    cores: int,
+    memories: int,
 ) -> list[tuple[float, float]]:
     """Return evenly spread pairs of clocks, the ends among them, from the highest down.
 
@@ -94,7 +101,9 @@ def _check_daemon(card: DaemonCard, core: str) -> None:
 
 
 def start_program(
-    signals: PassedSignals, words: Sequence[str], variables: Mapping[str, str]
+    signals: PassedSignals,
+    words: Sequence[str],
+    variables: Mapping[str, str],
 ) -> subprocess.Popen[bytes]:
     """Start a program that signals are passed on to."""
     try:

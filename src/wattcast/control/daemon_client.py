@@ -13,8 +13,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import (
+    Callable,
+    Iterator,
+    Sequence,
+)
+from contextlib import (
+    ExitStack,
+    closing,
+    contextmanager,
+    suppress,
+)
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,9 +43,19 @@ from wattcast.control.card_daemon import (
     describe_status,
 )
 from wattcast.control.card_notes import describe_leftover, list_leftovers
-from wattcast.control.card_settings import CardNote, KnobState, RefusedKnob
+from wattcast.control.card_settings import (
+    CardNote,
+    KnobState,
+    RefusedKnob,
+)
 from wattcast.core import files
-from wattcast.core.errors import ExitCode, MissingTool, Refused, WattcastError, bad_value
+from wattcast.core.errors import (
+    ExitCode,
+    MissingTool,
+    Refused,
+    WattcastError,
+    bad_value,
+)
 from wattcast.measure.device_control import NvmlCard, count_cards
 
 START_S = 30.0  # for a daemon of one's own to listen, on a busy machine
@@ -141,7 +160,10 @@ class DaemonCard:
     count = 1  # of cards; a job has several (``job_cards.JobCards``)
 
     def __init__(
-        self, reader: NvmlCard, link: DaemonLink, rescue: Callable[[], object] | None = None
+        self,
+        reader: NvmlCard,
+        link: DaemonLink,
+        rescue: Callable[[], object] | None = None,
     ) -> None:
         """Claim the card. ``rescue`` gives it back without the daemon, where this process may do
         so.
@@ -176,11 +198,20 @@ class DaemonCard:
         if time.monotonic() - self._asked_s > 0.5 * BEAT_S:
             self._ask_daemon("beat")
 
-    def apply(self, core_hz: float | None, memory_hz: float | None, limit_w: float | None) -> None:
+    def apply(
+        self,
+        core_hz: float | None,
+        memory_hz: float | None,
+        limit_w: float | None,
+    ) -> None:
         """Set the card; None leaves a knob as it was before. ``RefusedKnob`` names the one that was
         refused.
         """
-        self._settings = {"core_hz": core_hz, "memory_hz": memory_hz, "limit_w": limit_w}
+        self._settings = {
+            "core_hz": core_hz,
+            "memory_hz": memory_hz,
+            "limit_w": limit_w,
+        }
         self._ask_daemon("set", **self._settings)
 
     def give_back(self) -> None:
@@ -202,7 +233,11 @@ class DaemonCard:
                         return
                 raise Refused(f"{left} The reason: {error}") from None
 
-    def _ask_daemon(self, op: Any, **values: Any) -> None:
+    def _ask_daemon(
+        self,
+        op: Any,
+        **values: Any,
+    ) -> None:
         """Ask the daemon; where it is lost, try to get the card back from another one."""
         if self.is_adrift:
             self._regain_card()
@@ -213,7 +248,11 @@ class DaemonCard:
             self._lost_s = time.monotonic()
             self.losses += 1
 
-    def _ask_once(self, op: Any, **values: Any) -> None:
+    def _ask_once(
+        self,
+        op: Any,
+        **values: Any,
+    ) -> None:
         self._link.ask(DaemonRequest(op, self.uuid, **values))
         self._asked_s = time.monotonic()
 
@@ -442,7 +481,11 @@ def read_status(socket_path: Path | None = None) -> tuple[dict[str, Any], str, E
             cards.append(_describe_untended(note, bool(silence)))
     lines = [silence] if silence else []
     lines += [_describe_card(card) for card in cards]
-    plain = {"daemon": not silence, "why": silence, "cards": msgspec.to_builtins(cards)}
+    plain = {
+        "daemon": not silence,
+        "why": silence,
+        "cards": msgspec.to_builtins(cards),
+    }
     has_trouble = is_stuck or any(card.trouble for card in cards)
     return plain, "\n".join(lines), ExitCode.REFUSED if has_trouble else ExitCode.OK
 
@@ -536,7 +579,10 @@ def _refuse_to_restore(error: SilentDaemon) -> Refused:
 
 
 def _ask_to_restore(
-    link: DaemonLink, uuid: str, by_defaults: bool, say: Callable[[str], None]
+    link: DaemonLink,
+    uuid: str,
+    by_defaults: bool,
+    say: Callable[[str], None],
 ) -> list[str]:
     """Have the daemon give one card back; return what went wrong."""
     try:
@@ -549,7 +595,9 @@ def _ask_to_restore(
 
 
 def _restore_untended(
-    notes: list[CardNote], say: Callable[[str], None], by_defaults: bool
+    notes: list[CardNote],
+    say: Callable[[str], None],
+    by_defaults: bool,
 ) -> list[str]:
     """Give cards back that no daemon tends to, where this user may; return what went wrong."""
     if os.geteuid() != 0:

@@ -19,7 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast import hardware
-from wattcast.control.plants import Knob, KnobRole, Lattice, PlantTables
+from wattcast.control.plants import (
+    Knob,
+    KnobRole,
+    Lattice,
+    PlantTables,
+)
 from wattcast.core import bad_value, units
 from wattcast.core.arrays import Array
 from wattcast.core.strict_files import read_shipped_yaml
@@ -93,7 +98,9 @@ class SimulatedHd7970:
 
 
 def duration_s(
-    card: Mapping[str, float], work: Mapping[str, Array], at: Mapping[str, Array]
+    card: Mapping[str, float],
+    work: Mapping[str, Array],
+    at: Mapping[str, Array],
 ) -> tuple[Array, dict[str, Array], Array]:
     """Return the time of each phase at each setting, its parts, and mean DRAM bandwidth; ``(phase,
     setting)``.
@@ -122,12 +129,19 @@ def duration_s(
     exponent = card["overlap_base"] + card["overlap_per_occupancy"] * demand["occupancy"]
     overlapped = (valu**exponent + dram**exponent) ** (1.0 / exponent)
     total = overlapped + serial + demand["fixed_s"]
-    parts = {"valu": valu, "fetch": fetch, "dram": dram, "serial": serial}
+    parts = {
+        "valu": valu,
+        "fetch": fetch,
+        "dram": dram,
+        "serial": serial,
+    }
     return total, parts, dram_byte / total
 
 
 def bandwidth_byte_per_s(
-    card: Mapping[str, float], occupancy: Array, at: Mapping[str, Array]
+    card: Mapping[str, float],
+    occupancy: Array,
+    at: Mapping[str, Array],
 ) -> Array:
     """Return what DRAM can give: the smooth minimum of bus, clock-domain crossing and requests in
     flight.
@@ -147,7 +161,10 @@ def bandwidth_byte_per_s(
 
 
 def power_w(
-    card: Mapping[str, float], at: Mapping[str, Array], valu_duty: Array, dram_byte_per_s: Array
+    card: Mapping[str, float],
+    at: Mapping[str, Array],
+    valu_duty: Array,
+    dram_byte_per_s: Array,
 ) -> tuple[Array, Array]:
     """Return chip and memory power in W, ``(phase, setting)``, without the board's constant part.
 

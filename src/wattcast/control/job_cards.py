@@ -11,13 +11,21 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import (
+    Future,
+    ThreadPoolExecutor,
+    wait,
+)
 from contextlib import suppress
 from typing import Any, TypeVar
 
 from wattcast.control.daemon_client import DaemonCard
 from wattcast.control.slack_clocks import choose_clocks_hz
-from wattcast.core import MissingTool, Refused, bad_value
+from wattcast.core import (
+    MissingTool,
+    Refused,
+    bad_value,
+)
 from wattcast.measure.device_control import NvmlReading
 
 MOST_CARDS = 64  # of a job, on one node
@@ -128,7 +136,12 @@ class JobCards:
         for card in self._cards:
             card.beat()
 
-    def apply(self, core_hz: float | None, memory_hz: float | None, limit_w: float | None) -> None:
+    def apply(
+        self,
+        core_hz: float | None,
+        memory_hz: float | None,
+        limit_w: float | None,
+    ) -> None:
         """Set all cards at once; None leaves a knob as it was before. Cards whose share of the core
         clock is below 1 run slower.
 
@@ -151,7 +164,9 @@ class JobCards:
         self.shares_in_force = tuple(in_force)
 
     def choose_clocks(
-        self, core_hz: float | None, shares: Sequence[float]
+        self,
+        core_hz: float | None,
+        shares: Sequence[float],
     ) -> tuple[float | None, ...]:
         """Return the core clock that each card gets by its share of the job's."""
         if min(shares) >= 1.0:

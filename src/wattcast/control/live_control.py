@@ -12,7 +12,11 @@ import math
 import os
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Mapping,
+    Sequence,
+)
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,8 +28,17 @@ from wattcast.control import plants
 from wattcast.control.clock_plane import await_end, start_program
 from wattcast.control.daemon_client import DaemonCard
 from wattcast.control.job_cards import JobCards
-from wattcast.control.live_plant import LIVE, PROGRAM_KERNEL, LivePlant
-from wattcast.control.plants import KnobRole, Lattice, Observation, Settings
+from wattcast.control.live_plant import (
+    LIVE,
+    PROGRAM_KERNEL,
+    LivePlant,
+)
+from wattcast.control.plants import (
+    KnobRole,
+    Lattice,
+    Observation,
+    Settings,
+)
 from wattcast.control.policies import Harmonia
 from wattcast.control.program_files import (
     BUSY_VARIABLE,
@@ -38,7 +51,11 @@ from wattcast.control.program_files import (
 )
 from wattcast.control.savings import MeasuredSavings, ReferencePairs
 from wattcast.control.search_problem import Objective
-from wattcast.control.serving_control import READING_INTERVAL_S, EngineReading, LatencyKeeper
+from wattcast.control.serving_control import (
+    READING_INTERVAL_S,
+    EngineReading,
+    LatencyKeeper,
+)
 from wattcast.control.slack_clocks import LEVELS as SLACK_LEVELS
 from wattcast.core import MissingTool
 from wattcast.core.strict_files import encode_csv
@@ -50,7 +67,10 @@ Advice = Callable[[Any, Lattice], Settings | None]  # first guess from a reading
 
 
 def control_plant(
-    plant: LivePlant, objective: Objective, advise: Advice | None = None, seed: int = 0
+    plant: LivePlant,
+    objective: Objective,
+    advise: Advice | None = None,
+    seed: int = 0,
 ) -> MeasuredSavings | None:
     """Control a plant until its program ends; return what that saves, None where the card stays as
     it was.
@@ -67,7 +87,11 @@ class _LiveSearch:
     """The search for the best settings of a plant, and the periods that measure what they save."""
 
     def __init__(
-        self, plant: LivePlant, objective: Objective, advise: Advice | None, seed: int
+        self,
+        plant: LivePlant,
+        objective: Objective,
+        advise: Advice | None,
+        seed: int,
     ) -> None:
         self._plant = plant
         self._objective = objective
@@ -183,7 +207,9 @@ class _LiveSearch:
 
 
 def control_serving(
-    plant: LivePlant, keeper: LatencyKeeper, read_engine: Callable[[], EngineReading]
+    plant: LivePlant,
+    keeper: LatencyKeeper,
+    read_engine: Callable[[], EngineReading],
 ) -> None:
     """Control a card that serves requests until its program ends; while its engine is silent, it
     runs as before.
@@ -301,7 +327,11 @@ def run_controlled_program(
     return code
 
 
-def write_calibration_rows(plant: LivePlant, workload: Mapping[str, Any], path: Path) -> int:
+def write_calibration_rows(
+    plant: LivePlant,
+    workload: Mapping[str, Any],
+    path: Path,
+) -> int:
     """Save the mean time and power of a unit of work at each clock, as CSV for ``calibrate``;
     return how many rows.
 

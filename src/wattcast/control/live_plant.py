@@ -26,7 +26,11 @@ from wattcast.control.plants import (
     Settings,
     move_knob,
 )
-from wattcast.control.program_files import BusyFolder, ProgressFile, SmCountFile
+from wattcast.control.program_files import (
+    BusyFolder,
+    ProgressFile,
+    SmCountFile,
+)
 from wattcast.control.slack_clocks import SlackShares
 from wattcast.core import MissingTool, Refused
 from wattcast.core.arrays import Array
@@ -218,7 +222,11 @@ class LivePlant:
         chosen = self.card.choose_clocks(core_hz, self._choose_shares(settings))
         return chosen != self.card.choose_clocks(core_hz, self.card.shares)
 
-    def _measure_work(self, begin: _CounterMark, end: _CounterMark) -> tuple[float, float]:
+    def _measure_work(
+        self,
+        begin: _CounterMark,
+        end: _CounterMark,
+    ) -> tuple[float, float]:
         """Return the seconds and the work of a period, by the program's report or by the pipes."""
         work = end.work - begin.work
         self._reported = self._reported or work > 0
@@ -297,7 +305,11 @@ class LivePlant:
             return True
         return False
 
-    def _leave_out_refused(self, error: RefusedKnob, settings: Settings) -> None:
+    def _leave_out_refused(
+        self,
+        error: RefusedKnob,
+        settings: Settings,
+    ) -> None:
         """Leave refused levels out: those outside the range that is allowed, or the whole knob if
         it never worked.
         """
@@ -318,7 +330,10 @@ class LivePlant:
         self.totals = {}
 
     def _list_allowed_levels(
-        self, error: RefusedKnob, knob: Knob, refused_level: int
+        self,
+        error: RefusedKnob,
+        knob: Knob,
+        refused_level: int,
     ) -> tuple[float, ...]:
         """Return the levels of a refused knob that may still be set."""
         if error.allowed is not None:
@@ -409,7 +424,11 @@ def _measure_power_w(begin: _CounterMark, end: _CounterMark) -> tuple[float, boo
     return total_w, is_stale
 
 
-def _measure_card_power_w(begin: _CounterMark, end: _CounterMark, place: int) -> tuple[float, bool]:
+def _measure_card_power_w(
+    begin: _CounterMark,
+    end: _CounterMark,
+    place: int,
+) -> tuple[float, bool]:
     """Return the mean power of one card in a period, and whether its counter cannot be believed."""
     begin_s, begin_j = begin.energy[place]
     end_s, end_j = end.energy[place]

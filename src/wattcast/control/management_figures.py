@@ -15,10 +15,19 @@ import numpy as np
 
 from wattcast.control.hd7970 import STRESS_APPLICATIONS
 from wattcast.control.plants import KnobRole, PlantTables
-from wattcast.control.policies import PolicyName, PolicyRun, PolicySetup, score_tables
+from wattcast.control.policies import (
+    PolicyName,
+    PolicyRun,
+    PolicySetup,
+    score_tables,
+)
 from wattcast.control.policy_comparison import PolicyComparison, geometric_mean_gain
 from wattcast.control.search_problem import Objective
-from wattcast.report.figure_style import FigureMaker, add_caption, new_axes
+from wattcast.report.figure_style import (
+    FigureMaker,
+    add_caption,
+    new_axes,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -80,7 +89,11 @@ def draw_gains(
     return add_caption(figure, caption)
 
 
-def draw_convergence(tables: PlantTables, run: PolicyRun, objective: Objective) -> Figure:
+def draw_convergence(
+    tables: PlantTables,
+    run: PolicyRun,
+    objective: Objective,
+) -> Figure:
     """Draw how far each run of an application is from its oracle, over time."""
     figure, axes = new_axes(6.5, 3.6)
     table = score_tables(tables, objective)
@@ -105,7 +118,9 @@ def draw_convergence(tables: PlantTables, run: PolicyRun, objective: Objective) 
 
 
 def draw_picked_clocks(
-    tables: PlantTables, comparison: PolicyComparison, objective: Objective
+    tables: PlantTables,
+    comparison: PolicyComparison,
+    objective: Objective,
 ) -> Figure:
     """Draw what every core clock of a replayed card gives, and which one was picked before anything
     ran.
@@ -117,7 +132,15 @@ def draw_picked_clocks(
         row = table[order[0]]
         over = 100 * np.expm1(row - row.min())
         measured = "measured, by workload" if i == 0 else None
-        axes.plot(clock_mhz, over, "o-", color=GREY, markersize=3, lw=0.6, label=measured)
+        axes.plot(
+            clock_mhz,
+            over,
+            "o-",
+            color=GREY,
+            markersize=3,
+            lw=0.6,
+            label=measured,
+        )
         at = int(comparison.runs[PolicyName.PREDICTIVE, application].converged[order[0]])
         picked = "picked by the predictor" if i == 0 else None
         axes.plot(
@@ -138,7 +161,9 @@ def draw_picked_clocks(
 
 
 def list_management_figures(
-    plants: Sequence[PlantTables], comparison: PolicyComparison, setup: PolicySetup
+    plants: Sequence[PlantTables],
+    comparison: PolicyComparison,
+    setup: PolicySetup,
 ) -> dict[str, FigureMaker]:
     """Return all figures that the plants allow, by name."""
     source = "; ".join(tables.source for tables in plants)

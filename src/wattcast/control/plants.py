@@ -17,13 +17,22 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import (
+    Any,
+    NamedTuple,
+    Protocol,
+)
 
 import numpy as np
 import numpy.typing as npt
 
 from wattcast.coefficients import load_coefficients
-from wattcast.core import MissingTool, bad_value, check_names, units
+from wattcast.core import (
+    MissingTool,
+    bad_value,
+    check_names,
+    units,
+)
 from wattcast.core.arrays import Array
 from wattcast.core.regular_files import read_shipped_table
 
@@ -252,7 +261,11 @@ def build_card_lattice(
     return Lattice(tuple(knobs))
 
 
-def move_knob(settings: Settings, knob: int, level: int) -> Settings:
+def move_knob(
+    settings: Settings,
+    knob: int,
+    level: int,
+) -> Settings:
     """Return the same settings with one knob at another level."""
     return (*settings[:knob], level, *settings[knob + 1 :])
 
@@ -314,9 +327,17 @@ class Policy(Protocol):
 
     def start(self) -> Any: ...
 
-    def settings(self, state: Any, kernel: str) -> Settings: ...
+    def settings(
+        self,
+        state: Any,
+        kernel: str,
+    ) -> Settings: ...
 
-    def step(self, state: Any, observation: Observation) -> tuple[Any, Settings]: ...
+    def step(
+        self,
+        state: Any,
+        observation: Observation,
+    ) -> tuple[Any, Settings]: ...
 
 
 @dataclass(frozen=True)
@@ -346,7 +367,11 @@ class PlantTables:
 
     def __post_init__(self) -> None:
         shape = (len(self.kernels), self.lattice.count)
-        tables = {"time": self.time_s, "power": self.power_w, **self.counters}
+        tables = {
+            "time": self.time_s,
+            "power": self.power_w,
+            **self.counters,
+        }
         if self.clock_hz is not None:
             tables["clock"] = self.clock_hz
         for what, table in tables.items():
@@ -468,7 +493,9 @@ def play_application(
 
 
 def run_at_settings(
-    tables: PlantTables, application: str, chosen: npt.NDArray[np.int64]
+    tables: PlantTables,
+    application: str,
+    chosen: npt.NDArray[np.int64],
 ) -> PlayedRun:
     """Look up what an application costs at a given sequence of settings (flat indices)."""
     phase = tables.order(application)[: len(chosen)]

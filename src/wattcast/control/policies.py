@@ -10,7 +10,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import (
+    dataclass,
+    field,
+    replace,
+)
 from enum import StrEnum
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -37,7 +41,11 @@ from wattcast.control.search_problem import (
     SearchProblem,
     SearchView,
 )
-from wattcast.control.sensitivity_model import SensitivityBin, SensitivityModel, bin_sensitivity
+from wattcast.control.sensitivity_model import (
+    SensitivityBin,
+    SensitivityModel,
+    bin_sensitivity,
+)
 from wattcast.control.setting_search import (
     STEP,
     SearchMove,
@@ -111,17 +119,29 @@ class Harmonia:
         _ = self._coarse_targets
         return ControllerState({}, {})
 
-    def settings(self, state: ControllerState, kernel: str) -> Settings:
+    def settings(
+        self,
+        state: ControllerState,
+        kernel: str,
+    ) -> Settings:
         """Return the settings for the next run of a kernel."""
         memory = state.kernels.get(kernel)
         return self.problem.start if memory is None else memory.next_settings
 
-    def is_settled(self, state: ControllerState, kernel: str) -> bool:
+    def is_settled(
+        self,
+        state: ControllerState,
+        kernel: str,
+    ) -> bool:
         """Tell whether nothing is left to try for a kernel."""
         memory = state.kernels.get(kernel)
         return memory is not None and memory.settled
 
-    def best_so_far(self, state: ControllerState, kernel: str) -> Settings | None:
+    def best_so_far(
+        self,
+        state: ControllerState,
+        kernel: str,
+    ) -> Settings | None:
         """Return the settings with the best score of those tried; None before any was."""
         memory = state.kernels.get(kernel)
         if memory is None or not memory.runs.seen:
@@ -129,7 +149,9 @@ class Harmonia:
         return SearchView(self.problem, memory.runs, memory.beliefs).best
 
     def step(
-        self, state: ControllerState, observation: Observation
+        self,
+        state: ControllerState,
+        observation: Observation,
     ) -> tuple[ControllerState, Settings]:
         """Return the next state and the settings for this kernel's next run."""
         kernel = observation.kernel
@@ -154,9 +176,19 @@ class Harmonia:
         if bad < self.tuning.patience:
             return memory._replace(bad=bad)
         start = self.problem.start
-        return memory._replace(bad=bad, next_settings=start, why="blind", settled=False, rest=0)
+        return memory._replace(
+            bad=bad,
+            next_settings=start,
+            why="blind",
+            settled=False,
+            rest=0,
+        )
 
-    def _learn_run(self, memory: PhaseMemory, observation: Observation) -> PhaseMemory:
+    def _learn_run(
+        self,
+        memory: PhaseMemory,
+        observation: Observation,
+    ) -> PhaseMemory:
         """Record a run and choose the settings of the next one."""
         effective = self._find_effective(memory.runs, observation)
         runs = memory.runs.record(observation, effective)
@@ -182,7 +214,11 @@ class Harmonia:
             bad=0,
         )
 
-    def _find_effective(self, runs: RunMemory, observation: Observation) -> Settings:
+    def _find_effective(
+        self,
+        runs: RunMemory,
+        observation: Observation,
+    ) -> Settings:
         """Return the settings the card really ran at: the lowest core clock that would have been
         the same state.
 
@@ -206,7 +242,10 @@ class Harmonia:
         return plants.move_knob(settings, core, level)
 
     def _detect_phase(
-        self, state: ControllerState, memory: PhaseMemory, observation: Observation
+        self,
+        state: ControllerState,
+        memory: PhaseMemory,
+        observation: Observation,
     ) -> tuple[ControllerState, PhaseMemory]:
         """Switch to another phase when bins changed though no knob did (with counters), or time did
         (without).
@@ -224,7 +263,11 @@ class Harmonia:
         beliefs = SensitivityBeliefs(compute, bandwidth, self.tuning.margin)
         target = self._coarse_targets[bins]
         if memory.bins is None:
-            return state, memory._replace(beliefs=beliefs, bins=bins, target=target)
+            return state, memory._replace(
+                beliefs=beliefs,
+                bins=bins,
+                target=target,
+            )
         if memory.runs.confirms(observation, self.tuning.resolution):
             # The same program, which looks different from other settings.
             return state, memory._replace(beliefs=beliefs)
@@ -234,10 +277,19 @@ class Harmonia:
         shelf = {**state.shelf, (kernel, memory.bins): memory}
         earlier = shelf.get((kernel, bins))
         if earlier is None:
-            earlier = PhaseMemory(memory.next_settings, beliefs=beliefs, bins=bins, target=target)
+            earlier = PhaseMemory(
+                memory.next_settings,
+                beliefs=beliefs,
+                bins=bins,
+                target=target,
+            )
         return ControllerState(state.kernels, shelf), earlier._replace(last=memory.last)
 
-    def _detect_surprise(self, memory: PhaseMemory, observation: Observation) -> PhaseMemory:
+    def _detect_surprise(
+        self,
+        memory: PhaseMemory,
+        observation: Observation,
+    ) -> PhaseMemory:
         """Return an empty memory after several runs in a row that took another time than before."""
         tuning = self.tuning
         if memory.runs.surprise(observation, tuning.prior_sigma) <= tuning.surprise:
@@ -268,7 +320,11 @@ class Harmonia:
                 limited[knob] = min(levels[knob], self.default[knob])
         return tuple(limited)
 
-    def _choose_move(self, memory: PhaseMemory, runs: RunMemory) -> SearchMove:
+    def _choose_move(
+        self,
+        memory: PhaseMemory,
+        runs: RunMemory,
+    ) -> SearchMove:
         if self.fine:
             return choose_next_move(self.problem, runs, memory.beliefs, memory.target)
         if memory.beliefs is not None:
@@ -312,12 +368,18 @@ class PrintedHarmonia:
     def start(self) -> ControllerState:
         return ControllerState({}, {})
 
-    def settings(self, state: ControllerState, kernel: str) -> Settings:
+    def settings(
+        self,
+        state: ControllerState,
+        kernel: str,
+    ) -> Settings:
         memory = state.kernels.get(kernel)
         return self.default if memory is None else memory.next_settings
 
     def step(
-        self, state: ControllerState, observation: Observation
+        self,
+        state: ControllerState,
+        observation: Observation,
     ) -> tuple[ControllerState, Settings]:
         kernel = observation.kernel
         counters = observation.usable_counters
@@ -332,7 +394,11 @@ class PrintedHarmonia:
         return ControllerState(kernels, state.shelf), after.next_settings
 
     def _choose_next(
-        self, memory: PrintedMemory, here: Settings, bins: Bins, busy: float
+        self,
+        memory: PrintedMemory,
+        here: Settings,
+        bins: Bins,
+        busy: float,
     ) -> PrintedMemory:
         """Return what to remember of a run, and the settings of the next one."""
         flat = memory.flat
@@ -408,7 +474,11 @@ def score_tables(tables: PlantTables, objective: Objective) -> Array:
     return objective.log_scores(time_s, tables.power_w, reference)
 
 
-def find_static_best(tables: PlantTables, application: str, objective: Objective) -> int:
+def find_static_best(
+    tables: PlantTables,
+    application: str,
+    objective: Objective,
+) -> int:
     """Find the one setting that serves the whole application best; a slowdown bounds its total
     time.
     """
@@ -436,7 +506,9 @@ def _count_runs(tables: PlantTables, application: str) -> Array:
 
 
 def make_controller(
-    tables: PlantTables, policy: PolicyName, setup: PolicySetup
+    tables: PlantTables,
+    policy: PolicyName,
+    setup: PolicySetup,
 ) -> Harmonia | PrintedHarmonia | None:
     """Make the controller or one of its other forms; None where the card lacks the knob or the
     counter it needs.
@@ -463,7 +535,10 @@ def make_controller(
 
 
 def run_policy(
-    tables: PlantTables, application: str, policy: PolicyName, setup: PolicySetup
+    tables: PlantTables,
+    application: str,
+    policy: PolicyName,
+    setup: PolicySetup,
 ) -> PolicyRun | None:
     """Run one application under one policy; None where the plant does not give what the policy
     needs.
@@ -496,7 +571,11 @@ def _choose_everywhere(tables: PlantTables, index: int) -> Indices:
     return np.full(len(tables.kernels), index, dtype=np.int64)
 
 
-def _race_to_idle(tables: PlantTables, application: str, objective: Objective) -> PolicyRun | None:
+def _race_to_idle(
+    tables: PlantTables,
+    application: str,
+    objective: Objective,
+) -> PolicyRun | None:
     """Run at the highest settings, then idle until the deadline; None where idle power is
     unknown.
     """
@@ -516,7 +595,10 @@ def _race_to_idle(tables: PlantTables, application: str, objective: Objective) -
 
 
 def _run_controller(
-    tables: PlantTables, application: str, policy: PolicyName, setup: PolicySetup
+    tables: PlantTables,
+    application: str,
+    policy: PolicyName,
+    setup: PolicySetup,
 ) -> PolicyRun | None:
     """Play an application under the controller, or under one of its other forms."""
     controller: Any = make_controller(tables, policy, setup)
@@ -547,7 +629,11 @@ def _run_controller(
 
 
 def _play_on(
-    tables: PlantTables, application: str, controller: Any, state: Any, setup: PolicySetup
+    tables: PlantTables,
+    application: str,
+    controller: Any,
+    state: Any,
+    setup: PolicySetup,
 ) -> tuple[Any, PlayedRun]:
     """Repeat a short application until its search has had time to end; return the last state and
     the last repeat.

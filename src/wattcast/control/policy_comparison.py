@@ -35,7 +35,12 @@ from wattcast.control.plants import (
     Settings,
     run_at_settings,
 )
-from wattcast.control.policies import PolicyName, PolicyRun, PolicySetup, run_policy
+from wattcast.control.policies import (
+    PolicyName,
+    PolicyRun,
+    PolicySetup,
+    run_policy,
+)
 from wattcast.control.program_blocks import parse_program_blocks
 from wattcast.control.search_problem import Goal, Objective
 from wattcast.control.sensitivity_model import (
@@ -43,9 +48,18 @@ from wattcast.control.sensitivity_model import (
     load_shipped_model,
     read_sensitivity_model,
 )
-from wattcast.core import bad_value, clip_text, units, unknown_name
+from wattcast.core import (
+    bad_value,
+    clip_text,
+    units,
+    unknown_name,
+)
 from wattcast.core.errors import fold_name
-from wattcast.core.strict_files import decode_text, encode_csv, read_bytes
+from wattcast.core.strict_files import (
+    decode_text,
+    encode_csv,
+    read_bytes,
+)
 from wattcast.core.whole_files import write_whole
 from wattcast.predictor import api
 
@@ -122,7 +136,11 @@ def compare_policies(
 
 
 def _judge_run(
-    tables: PlantTables, run: PolicyRun, base: PlayedRun, best: PlayedRun, objective: Objective
+    tables: PlantTables,
+    run: PolicyRun,
+    base: PlayedRun,
+    best: PlayedRun,
+    objective: Objective,
 ) -> PolicyOutcome:
     """Compare a run with the vendor's default (``base``) and the oracle (``best``)."""
     application = run.played.application
@@ -172,7 +190,9 @@ def geometric_mean_gain(
 
 
 def count_worse_runs(
-    plants: Sequence[PlantTables], setup: PolicySetup, repeats: int
+    plants: Sequence[PlantTables],
+    setup: PolicySetup,
+    repeats: int,
 ) -> dict[str, float]:
     """Return the share of noisy runs of the controller that are worse than the default by more than
     a percent.
@@ -222,7 +242,9 @@ def comparison_json(
 
 
 def _mean_json(
-    means: Mapping[str, float], outcomes: Sequence[PolicyOutcome], without: Sequence[str]
+    means: Mapping[str, float],
+    outcomes: Sequence[PolicyOutcome],
+    without: Sequence[str],
 ) -> dict[str, Any]:
     """Return the means of a policy over applications, and its worst application."""
     gains = [outcome.shares["ed2_gain_over_default"] for outcome in outcomes]
@@ -237,7 +259,11 @@ def _mean_json(
         worst["ed2_gain_geometric_mean_2_with_probing"] = second_mean
     rounded_means = {name: _round_off(value) for name, value in means.items()}
     rounded_worst = {name: _round_off(value) for name, value in worst.items()}
-    return {**rounded_means, "applications": len(outcomes), **rounded_worst}
+    return {
+        **rounded_means,
+        "applications": len(outcomes),
+        **rounded_worst,
+    }
 
 
 def _plant_json(tables: PlantTables) -> dict[str, Any]:
@@ -364,7 +390,9 @@ def choose_plant(
 
 
 def _refuse_options(
-    workloads: Sequence[str], options: Mapping[str, object] | None, roles: Sequence[KnobRole]
+    workloads: Sequence[str],
+    options: Mapping[str, object] | None,
+    roles: Sequence[KnobRole],
 ) -> None:
     """Raise an error for options that the simulated card has no use for."""
     if workloads:
@@ -376,7 +404,11 @@ def _refuse_options(
         raise bad_value("options", form, option)
 
 
-def sweep_perturbed_cards(count: int, setup: PolicySetup, seed: int = 0) -> dict[str, Any]:
+def sweep_perturbed_cards(
+    count: int,
+    setup: PolicySetup,
+    seed: int = 0,
+) -> dict[str, Any]:
     """Run the controller on perturbed HD 7970s; return percentiles of the distance from each one's
     own oracle.
     """
@@ -421,7 +453,9 @@ Clocks = tuple[float, ...]
 
 
 def read_replay_tables(
-    path: Path, iterations: int = ITERATIONS, default: str | None = None
+    path: Path,
+    iterations: int = ITERATIONS,
+    default: str | None = None,
 ) -> list[PlantTables]:
     """Read the plants of a file: one per lattice, as applications may have been measured at
     different clocks.
@@ -519,7 +553,11 @@ def leave_out_applications(
     return remaining
 
 
-def _parse_default(lattice: Lattice, default: str | None, where: str) -> Settings:
+def _parse_default(
+    lattice: Lattice,
+    default: str | None,
+    where: str,
+) -> Settings:
     """Return ``CORE/MEM`` as a setting; the other order is taken too where only that one exists."""
     if default is None:
         return lattice.top

@@ -77,7 +77,11 @@ class BusyFolder:
 
     Rank r appends a line with the seconds of each of its steps to ``rank-r`` in the folder."""
 
-    def __init__(self, path: Path, count: int) -> None:
+    def __init__(
+        self,
+        path: Path,
+        count: int,
+    ) -> None:
         self._files = [_BusyFile(path / f"rank-{rank}") for rank in range(count)]
         self._seconds: list[list[float]] = [[] for _ in range(count)]  # not asked for yet
 

@@ -13,7 +13,11 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from wattcast.control.controller_coefficients import CONTROLLER
-from wattcast.control.plants import KnobRole, Observation, Settings
+from wattcast.control.plants import (
+    KnobRole,
+    Observation,
+    Settings,
+)
 
 _EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
@@ -94,7 +98,9 @@ class RunMemory(NamedTuple):
         )
 
     def _note_effective(
-        self, settings: Settings, effective: Settings | None
+        self,
+        settings: Settings,
+        effective: Settings | None,
     ) -> Mapping[Settings, Settings]:
         """Return which settings a governor makes of others, with those of the latest run."""
         if effective is not None and effective != settings:
@@ -103,7 +109,11 @@ class RunMemory(NamedTuple):
             return {asked: state for asked, state in self.held.items() if asked != settings}
         return self.held
 
-    def score_sigma(self, time_weight: float, prior: float) -> float:
+    def score_sigma(
+        self,
+        time_weight: float,
+        prior: float,
+    ) -> float:
         """Return the standard deviation of one run's score; ``prior`` counts as one repeat."""
         squares = prior * prior + time_weight * time_weight * self.time_scatter + self.power_scatter
         return math.sqrt(squares / (1 + self.freedom))
@@ -126,7 +136,11 @@ class RunMemory(NamedTuple):
         """Return the variance of one run's log power, as repeats show it."""
         return self.power_scatter / max(self.freedom, 1)
 
-    def confirms(self, observation: Observation, within: float) -> bool:
+    def confirms(
+        self,
+        observation: Observation,
+        within: float,
+    ) -> bool:
         """Tell whether a run gave the time and power, in logs, that its setting gave before."""
         old = self.seen.get(observation.settings)
         if old is None:
@@ -135,7 +149,11 @@ class RunMemory(NamedTuple):
         off_power = abs(math.log(observation.power_w) - old.log_power)
         return off_time < within and off_power < within
 
-    def surprise(self, observation: Observation, prior: float) -> float:
+    def surprise(
+        self,
+        observation: Observation,
+        prior: float,
+    ) -> float:
         """Return how far, in log time, a run lies off its setting's mean; 0 where scatter explains
         it.
         """
@@ -183,7 +201,11 @@ class SensitivityBeliefs(NamedTuple):
             return 0.0  # cards are slowed until they just arrive in time
         return self.compute if role.is_compute else self.bandwidth
 
-    def bounds(self, role: KnobRole, has_units: bool) -> tuple[float, float]:
+    def bounds(
+        self,
+        role: KnobRole,
+        has_units: bool,
+    ) -> tuple[float, float]:
         """Return the lowest and highest sensitivity to a knob that the beliefs allow.
 
         Compute sensitivity is the mean of the sensitivities to units and to the clock. A kernel

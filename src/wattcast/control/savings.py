@@ -90,7 +90,11 @@ class ReferencePairs:
         """Tell whether the saving of these settings is known as well as it has to be."""
         return len(self._differences.get(settings, ())) >= LIVE.least_pairs
 
-    def choose(self, settings: Settings, default: Settings) -> Settings:
+    def choose(
+        self,
+        settings: Settings,
+        default: Settings,
+    ) -> Settings:
         """Return the settings of the next period: one half of a pair, or those that are judged."""
         if settings != self._judged:
             self._judged = settings

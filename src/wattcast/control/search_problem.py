@@ -17,7 +17,14 @@ import numpy as np
 
 from wattcast.control.capped_search import CappedSearch
 from wattcast.control.controller_coefficients import CONTROLLER
-from wattcast.control.plants import Knob, KnobRole, Lattice, Settings, move_knob, read_knob_facts
+from wattcast.control.plants import (
+    Knob,
+    KnobRole,
+    Lattice,
+    Settings,
+    move_knob,
+    read_knob_facts,
+)
 from wattcast.control.run_memory import RunMemory, SensitivityBeliefs
 from wattcast.control.sensitivity_model import SensitivityBin, bin_sensitivity
 from wattcast.core import bad_value
@@ -39,12 +46,20 @@ class Goal(StrEnum):
     @property
     def delay_power(self) -> int:
         """Return the exponent k in E · D^k."""
-        return {Goal.ED2: 2, Goal.ED: 1, Goal.ENERGY: 0}[self]
+        return {
+            Goal.ED2: 2,
+            Goal.ED: 1,
+            Goal.ENERGY: 0,
+        }[self]
 
     @property
     def label(self) -> str:
         """Return the name that tables and figures show."""
-        return {Goal.ED2: "ED²", Goal.ED: "ED", Goal.ENERGY: "Energy"}[self]
+        return {
+            Goal.ED2: "ED²",
+            Goal.ED: "ED",
+            Goal.ENERGY: "Energy",
+        }[self]
 
 
 @dataclass(frozen=True)
@@ -77,7 +92,12 @@ class Objective:
         """Return the logarithm of the power cap; infinite where there is none."""
         return math.inf if self.cap_w is None else math.log(self.cap_w)
 
-    def log_scores(self, time_s: Array, power_w: Array, reference_s: Array) -> Array:
+    def log_scores(
+        self,
+        time_s: Array,
+        power_w: Array,
+        reference_s: Array,
+    ) -> Array:
         """Return the logarithm of the goal, plus a penalty for each broken bound.
 
         ``reference_s`` is the time at the default settings and broadcasts against ``time_s``.
@@ -96,7 +116,11 @@ class Objective:
             value = value + np.where(over > BOUND_SLACK, BOUND_PENALTY + BOUND_PENALTY * over, 0.0)
         return np.asarray(value)
 
-    def total(self, time_s: Array, energy_j: Array) -> Array:
+    def total(
+        self,
+        time_s: Array,
+        energy_j: Array,
+    ) -> Array:
         """Return E · D^k of whole runs."""
         return np.asarray(energy_j * time_s**self.goal.delay_power)
 
@@ -146,7 +170,10 @@ class ControllerTuning:
     )
 
     def coarse_target(
-        self, lattice: Lattice, compute: SensitivityBin, bandwidth: SensitivityBin
+        self,
+        lattice: Lattice,
+        compute: SensitivityBin,
+        bandwidth: SensitivityBin,
     ) -> Settings:
         """Return the settings of the coarse step: all knobs at once, by bin (Algorithm 1,
         SetCU_Freq_MemBW).
@@ -163,7 +190,12 @@ class ControllerTuning:
         return tuple(levels)
 
 
-def _step_levels(knob: Knob, level: int, down: bool, change: float) -> int:
+def _step_levels(
+    knob: Knob,
+    level: int,
+    down: bool,
+    change: float,
+) -> int:
     """Return the fewest levels that change a knob by at least ``change`` of its present value."""
     here = knob.levels[level]
     step = -1 if down else 1
@@ -240,7 +272,11 @@ class SearchProblem:
             self.start = capped.find_start(self.objective.log_cap, self.default)
         return capped
 
-    def _list_step_levels(self, change: float, down: bool) -> StepLevels:
+    def _list_step_levels(
+        self,
+        change: float,
+        down: bool,
+    ) -> StepLevels:
         """Return the levels of a step of every knob, from each of its levels."""
         steps = []
         for knob in self.lattice.knobs:
@@ -358,7 +394,11 @@ class SearchView:
             limits.append(default.log_time + math.log1p(objective.slowdown))
         return min(limits) if limits else None
 
-    def _penalise_late(self, scores: dict[Settings, float], limit: float) -> None:
+    def _penalise_late(
+        self,
+        scores: dict[Settings, float],
+        limit: float,
+    ) -> None:
         """Add a penalty to settings that do not surely keep to the time, and note which may."""
         tuning = self.problem.tuning
         default = self.problem.default
@@ -417,7 +457,11 @@ class SearchView:
         high = bisect_right(self._ordered, score + most)
         return high - low > 1
 
-    def _is_same(self, one: Settings, another: Settings) -> bool:
+    def _is_same(
+        self,
+        one: Settings,
+        another: Settings,
+    ) -> bool:
         """Tell whether two settings that differ in the core clock have the same time and power."""
         core = self.problem.core
         assert core is not None
@@ -454,7 +498,11 @@ class SearchView:
             above = None
         return below, above
 
-    def fewest_runs(self, one: Settings, another: Settings) -> Settings:
+    def fewest_runs(
+        self,
+        one: Settings,
+        another: Settings,
+    ) -> Settings:
         """Return which of two settings ran less often, the first where both did alike."""
         return another if self.seen[another].runs < self.seen[one].runs else one
 
@@ -464,7 +512,11 @@ class SearchView:
         default = self.problem.default
         return self.alike[0] if default in self.alike else self.plateau(default)[0]
 
-    def error(self, one: Settings, another: Settings) -> float:
+    def error(
+        self,
+        one: Settings,
+        another: Settings,
+    ) -> float:
         """Return the standard error of the difference of two scores."""
         return self.sigma * math.sqrt(1.0 / self.seen[one].runs + 1.0 / self.seen[another].runs)
 

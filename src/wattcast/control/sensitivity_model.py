@@ -24,7 +24,12 @@ from wattcast.control.plants import KnobRole
 from wattcast.core import bad_value, files
 from wattcast.core.arrays import Array
 from wattcast.core.errors import MissingEvents, nearest_names
-from wattcast.core.strict_files import decode_yaml, parse_csv, read_bytes, read_number
+from wattcast.core.strict_files import (
+    decode_yaml,
+    parse_csv,
+    read_bytes,
+    read_number,
+)
 
 
 @dataclass(frozen=True)
@@ -142,7 +147,10 @@ def load_shipped_model(name: str = "hd7970_table3") -> SensitivityModel:
 
 
 def measure_sensitivity(
-    time_low_s: Array, time_high_s: Array, knob_low: Array, knob_high: Array
+    time_low_s: Array,
+    time_high_s: Array,
+    knob_low: Array,
+    knob_high: Array,
 ) -> Array:
     """Return the relative change of performance (1 / time) over the relative change of a knob.
 
@@ -156,7 +164,9 @@ def measure_sensitivity(
 
 
 def compute_to_memory_percent(
-    valu_busy: Array, valu_utilisation: Array, memory_busy: Array
+    valu_busy: Array,
+    valu_utilisation: Array,
+    memory_busy: Array,
 ) -> Array:
     """Return compute-to-memory intensity in % (paper 004, equation 3).
 
@@ -327,7 +337,10 @@ def fit_sensitivity(
 
 
 def _leave_groups_out(
-    counters: Mapping[str, Array], target: Array, names: Sequence[str], groups: Sequence[str]
+    counters: Mapping[str, Array],
+    target: Array,
+    names: Sequence[str],
+    groups: Sequence[str],
 ) -> float:
     """Return the mean error on each group of a model that was fitted to the others."""
     errors = []
@@ -356,7 +369,10 @@ def select_counters(counters: Mapping[str, Array], target: Array) -> list[str]:
 
 
 def _least_squares(
-    counters: Mapping[str, Array], target: Array, names: Sequence[str], rows: npt.NDArray[np.bool_]
+    counters: Mapping[str, Array],
+    target: Array,
+    names: Sequence[str],
+    rows: npt.NDArray[np.bool_],
 ) -> LinearModel:
     ones = np.ones(int(rows.sum()))
     columns = np.column_stack([ones, *(counters[name][rows] for name in names)])

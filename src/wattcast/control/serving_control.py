@@ -14,7 +14,11 @@ import math
 import urllib.error
 import urllib.request
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -149,7 +153,9 @@ def _find_gauge(names: Sequence[str], plain: Mapping[str, float]) -> float:
 
 
 def _find_histogram(
-    names: Sequence[str], buckets: Mapping[str, Mapping[float, float]], plain: Mapping[str, float]
+    names: Sequence[str],
+    buckets: Mapping[str, Mapping[float, float]],
+    plain: Mapping[str, float],
 ) -> LatencyHistogram:
     """Return the first histogram of these names that is complete."""
     for name in names:
@@ -200,7 +206,11 @@ class StepForecast:
     request_s: Array  # what one request adds to all its steps together, its prompt included
 
 
-def forecast_steps(by_level: Sequence[StepCosts], prompt: float, output: float) -> StepForecast:
+def forecast_steps(
+    by_level: Sequence[StepCosts],
+    prompt: float,
+    output: float,
+) -> StepForecast:
     """Take both times from steps of 4 and 128 sequences without and with a prompt, as the power
     limit holds them.
     """
@@ -277,7 +287,12 @@ class LatencyKeeper:
         self._sums = np.zeros(6)  # weights, x², xy, y², x and y, by which A and W are fitted
         self._spent: dict[int, tuple[float, float]] = {}  # by level: load, joules per token
 
-    def decide(self, now_s: float, reading: EngineReading, energy_j: float) -> int:
+    def decide(
+        self,
+        now_s: float,
+        reading: EngineReading,
+        energy_j: float,
+    ) -> int:
         """Return the level for the next interval. Call it every few seconds."""
         self._readings.append((now_s, reading, energy_j))
         while len(self._readings) > 2 and self._readings[1][0] <= now_s - self.load_s:
@@ -310,7 +325,11 @@ class LatencyKeeper:
             self._moved_s = now_s
         return self.level
 
-    def _judge_lateness(self, now_s: float, lately: _ServingWindow) -> None:
+    def _judge_lateness(
+        self,
+        now_s: float,
+        lately: _ServingWindow,
+    ) -> None:
         """Use less of the limits after a minute with 1 % late requests, for an hour or so."""
         if now_s - self._judged_s < self.short_s:
             return
@@ -323,7 +342,11 @@ class LatencyKeeper:
             self._care = min(KEEPER.care_rise * self._care, 1.0)
 
     def _find_fitting(
-        self, steps: StepForecast, load: float, output: float, long: _ServingWindow
+        self,
+        steps: StepForecast,
+        load: float,
+        output: float,
+        long: _ServingWindow,
     ) -> npt.NDArray[np.bool_]:
         """Tell at which levels the 99th percentiles keep their limits under a load, ``(level,)``."""
         tpot_s = self.goal * self._care * self.limits.tpot_s
@@ -360,7 +383,10 @@ class LatencyKeeper:
         return _lowest_level(step_s <= self.guard * self._care * self.limits.tpot_s)
 
     def _scale_forecast(
-        self, latest: _ServingWindow, long: _ServingWindow, output: float
+        self,
+        latest: _ServingWindow,
+        long: _ServingWindow,
+        output: float,
     ) -> StepForecast:
         """Return what steps take at each level: as forecast, times what was measured over that.
 
@@ -387,7 +413,11 @@ class LatencyKeeper:
         scale_w = max(xx * y - xy * x, least) / determinant
         return StepForecast(scale_a * steps.empty_s, scale_w * steps.request_s)
 
-    def _renew_forecast(self, long: _ServingWindow, output: float) -> StepForecast:
+    def _renew_forecast(
+        self,
+        long: _ServingWindow,
+        output: float,
+    ) -> StepForecast:
         """Return the forecast for the lengths of requests, a new one where these changed."""
         prompt = max(long.prompt_tokens / long.ttft.count, 1.0)
         lengths = np.array([prompt, output])
@@ -418,7 +448,11 @@ class LatencyKeeper:
             return latest.tpot.mean_s
         return inside * latest.seconds / latest.tokens if latest.tokens > 0 else 0.0
 
-    def _find_cheapest(self, now_s: float, load: float) -> int:
+    def _find_cheapest(
+        self,
+        now_s: float,
+        load: float,
+    ) -> int:
         """Return the lowest level that did not need more energy per token than one above it at
         about this load.
         """

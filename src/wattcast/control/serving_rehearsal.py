@@ -24,7 +24,11 @@ from wattcast.control.serving_control import (
     StepForecast,
     forecast_steps,
 )
-from wattcast.control.site_budget import SiteGpu, SitePlan, rehearse_site
+from wattcast.control.site_budget import (
+    SiteGpu,
+    SitePlan,
+    rehearse_site,
+)
 from wattcast.core.arrays import Array
 from wattcast.hardware import Gpu
 from wattcast.serving.arrivals import Trace
@@ -49,7 +53,11 @@ TPOT_EDGES = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0
 class ServingPlant:
     """Simulate one engine on a trace, with a clock that may change at any moment."""
 
-    def __init__(self, by_level: Sequence[StepCosts], trace: Trace) -> None:
+    def __init__(
+        self,
+        by_level: Sequence[StepCosts],
+        trace: Trace,
+    ) -> None:
         self._by_level = by_level
         settings = EngineSettings()
         self.engine = EngineReplica(by_level[-1], settings, plan_requests(trace, settings))
@@ -63,7 +71,11 @@ class ServingPlant:
         self._prompt_tokens = 0
         self._begun: set[int] = set()
 
-    def advance(self, until_s: float, level: int) -> None:
+    def advance(
+        self,
+        until_s: float,
+        level: int,
+    ) -> None:
         """Let time pass at a clock level."""
         self.engine.costs = self._by_level[level]
         self.engine.run_until(until_s)
@@ -100,7 +112,11 @@ class ServingPlant:
             ttft, tpot, tokens, engine.waiting, engine.running, self._prompt_tokens
         )
 
-    def _note_latency(self, which: int, seconds: float) -> None:
+    def _note_latency(
+        self,
+        which: int,
+        seconds: float,
+    ) -> None:
         edges = (TTFT_EDGES, TPOT_EDGES)[which]
         self._counts[which][np.searchsorted(edges, seconds)] += 1
         self._sums[which] += seconds
@@ -164,7 +180,9 @@ def serve_at_levels(
 
 
 def rehearse_load(
-    by_level: Sequence[StepCosts], trace: Trace, limits: ServingLimits
+    by_level: Sequence[StepCosts],
+    trace: Trace,
+    limits: ServingLimits,
 ) -> dict[str, Any]:
     """Serve a trace at the highest clock, under the policy and by the oracle; return what each
     needed and kept.
@@ -202,12 +220,19 @@ def rehearse_load(
 
 
 def build_clock_levels(
-    model: str, gpu: Gpu, longest_context: int = 16384, tensor_parallel: int = 1
+    model: str,
+    gpu: Gpu,
+    longest_context: int = 16384,
+    tensor_parallel: int = 1,
 ) -> list[StepCosts]:
     """Return the step costs of a model at 17 core clocks of a GPU, or of several that share it,
     lowest first.
     """
-    options = ModelOptions.from_names(dtype="bf16", stack=SoftwareStack.ENGINE, tp=tensor_parallel)
+    options = ModelOptions.from_names(
+        dtype="bf16",
+        stack=SoftwareStack.ENGINE,
+        tp=tensor_parallel,
+    )
     costs = tabulate_step_costs(
         find_language_model(model), gpu, options, longest_context=longest_context
     )
@@ -215,7 +240,9 @@ def build_clock_levels(
 
 
 def make_keeper(
-    by_level: Sequence[StepCosts], limits: ServingLimits, clocks_hz: Sequence[float] | None = None
+    by_level: Sequence[StepCosts],
+    limits: ServingLimits,
+    clocks_hz: Sequence[float] | None = None,
 ) -> LatencyKeeper:
     """Return a policy that knows what the steps of the engine take at each clock, or at those that
     a card has.

@@ -17,7 +17,12 @@ from typing import NamedTuple
 from wattcast.control.controller_coefficients import CONTROLLER
 from wattcast.control.plants import Settings
 from wattcast.control.run_memory import RunMemory, SensitivityBeliefs
-from wattcast.control.search_problem import BOUND_PENALTY, IDLE_KNOB, SearchProblem, SearchView
+from wattcast.control.search_problem import (
+    BOUND_PENALTY,
+    IDLE_KNOB,
+    SearchProblem,
+    SearchView,
+)
 from wattcast.control.sensitivity_model import SENSITIVITIES
 
 STEP = "fine"
@@ -225,7 +230,10 @@ def _list_steps(view: SearchView) -> tuple[list[FineStep], list[tuple[int, int]]
 
 
 def _add_step_down(
-    view: SearchView, which: int, steps: list[FineStep], smallest: list[tuple[int, int]]
+    view: SearchView,
+    which: int,
+    steps: list[FineStep],
+    smallest: list[tuple[int, int]],
 ) -> None:
     """Add the step of a knob below all levels tried, where it is worth a try and no risk."""
     problem = view.problem
@@ -241,7 +249,10 @@ def _add_step_down(
 
 
 def _add_step_up(
-    view: SearchView, which: int, steps: list[FineStep], smallest: list[tuple[int, int]]
+    view: SearchView,
+    which: int,
+    steps: list[FineStep],
+    smallest: list[tuple[int, int]],
 ) -> None:
     """Add the step of a knob above all levels tried, where it is worth a try."""
     problem = view.problem
@@ -258,7 +269,10 @@ def _add_step_up(
 
 
 def _step_between(
-    view: SearchView, which: int, below: int | None, above: int | None
+    view: SearchView,
+    which: int,
+    below: int | None,
+    above: int | None,
 ) -> FineStep | None:
     """Find a level between neighbours that were tried: the vertex of the parabola through them, or
     part of the way to one.
@@ -285,12 +299,21 @@ def _step_between(
     return FineStep(promise, which, here + max(up, part), False)
 
 
-def _breaks_bound(view: SearchView, which: int, level: int) -> bool:
+def _breaks_bound(
+    view: SearchView,
+    which: int,
+    level: int,
+) -> bool:
     score = view.score[view.lines[which].along[level]]
     return score - view.score[view.best] > 0.5 * BOUND_PENALTY
 
 
-def _find_vertex(view: SearchView, which: int, below: int, above: int) -> FineStep | None:
+def _find_vertex(
+    view: SearchView,
+    which: int,
+    below: int,
+    above: int,
+) -> FineStep | None:
     """Find the lowest point of the parabola through the scores of the best and its two neighbours
     on a line.
     """
@@ -351,7 +374,11 @@ def _join_steps_down(view: SearchView, steps: list[FineStep]) -> Settings | None
     return tuple(joint) if count > 1 else None
 
 
-def _estimate_change(view: SearchView, which: int, to: int) -> float:
+def _estimate_change(
+    view: SearchView,
+    which: int,
+    to: int,
+) -> float:
     """Estimate the best change of score that moving a knob from the best setting to a level could
     bring.
     """
@@ -371,7 +398,11 @@ def _estimate_change(view: SearchView, which: int, to: int) -> float:
     return (problem.time_weight * s - e) * (logs[here] - logs[to])
 
 
-def _is_step_allowed(view: SearchView, which: int, to: int) -> bool:
+def _is_step_allowed(
+    view: SearchView,
+    which: int,
+    to: int,
+) -> bool:
     """Tell whether lowering a knob this far may be tried: not where it could cost more than it can
     save.
     """
@@ -388,7 +419,10 @@ def _is_step_allowed(view: SearchView, which: int, to: int) -> bool:
 
 
 def _measured_elasticities(
-    view: SearchView, which: int, to: int, logs: tuple[float, ...]
+    view: SearchView,
+    which: int,
+    to: int,
+    logs: tuple[float, ...],
 ) -> tuple[float, float]:
     """Return the elasticities of time and power from a measured step like this one; zero where
     there is none.
@@ -422,7 +456,10 @@ def _measured_elasticities(
 
 
 def _find_parallel(
-    pairs: Mapping[Settings, tuple[int, ...]], here_others: Settings, low: int, high: int
+    pairs: Mapping[Settings, tuple[int, ...]],
+    here_others: Settings,
+    low: int,
+    high: int,
 ) -> Settings | None:
     """Return the nearest line on which both levels of a knob were tried, by its other levels."""
     nearest = None
@@ -438,7 +475,11 @@ def _find_parallel(
     return nearest
 
 
-def _find_step_before(view: SearchView, which: int, to: int) -> tuple[int, int]:
+def _find_step_before(
+    view: SearchView,
+    which: int,
+    to: int,
+) -> tuple[int, int]:
     """Return the ends of the step on the other side of the best level; -1 where none was tried."""
     here = view.best[which]
     below, above = view.neighbours(which)

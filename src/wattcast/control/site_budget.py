@@ -10,14 +10,22 @@ its daemon within five seconds, as any client's card does."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Mapping,
+    Sequence,
+)
 from concurrent.futures import Future, wait
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import Any, Literal, TypeVar
+from typing import (
+    Any,
+    Literal,
+    TypeVar,
+)
 
 import numpy as np
 
@@ -25,7 +33,11 @@ from wattcast.coefficients import load_coefficients
 from wattcast.control.card_daemon import BEAT_S, DaemonRequest
 from wattcast.control.daemon_client import DaemonLink, SilentDaemon
 from wattcast.core.arrays import Array
-from wattcast.core.errors import Refused, WattcastError, bad_value
+from wattcast.core.errors import (
+    Refused,
+    WattcastError,
+    bad_value,
+)
 
 
 @dataclass(frozen=True)
@@ -74,7 +86,11 @@ class SitePlan:
             )
             raise bad_value("budget", form, self.budget_w, advice)
 
-    def share(self, drawn_w: Sequence[float], limits_w: Sequence[float]) -> list[float]:
+    def share(
+        self,
+        drawn_w: Sequence[float],
+        limits_w: Sequence[float],
+    ) -> list[float]:
         """Return the limits to aim for, by what each GPU draws under its present limit.
 
         Every GPU keeps its safe share. What remains goes to priorities in falling order. Within
@@ -95,7 +111,12 @@ class SitePlan:
             remaining_w -= fraction * need_w
         return shares_w
 
-    def _find_need_w(self, gpu: SiteGpu, power_w: float, limit_w: float) -> float:
+    def _find_need_w(
+        self,
+        gpu: SiteGpu,
+        power_w: float,
+        limit_w: float,
+    ) -> float:
         """Return what a GPU needs above its safe share; a GPU at its limit needs more than that."""
         need_w = SITE.room * power_w
         if power_w >= SITE.held_down * limit_w:
@@ -107,7 +128,11 @@ class SitePlan:
 class SiteCoordinator:
     """Lower limits first, and raise others by what was confirmed."""
 
-    def __init__(self, plan: SitePlan, set_limit: Callable[[int, float], bool]) -> None:
+    def __init__(
+        self,
+        plan: SitePlan,
+        set_limit: Callable[[int, float], bool],
+    ) -> None:
         """``set_limit(gpu, watts)`` tells whether the node has confirmed."""
         self._plan = plan
         self._set = set_limit
@@ -142,7 +167,11 @@ class SiteCard:
     A GPU that hangs, lies or is lost so makes no other one late. The thread is heard by the daemon
     whenever it has nothing else to ask."""
 
-    def __init__(self, path: Path, uuid: str) -> None:
+    def __init__(
+        self,
+        path: Path,
+        uuid: str,
+    ) -> None:
         self.uuid = uuid
         self._path = path
         self._link: DaemonLink | None = DaemonLink(path)
@@ -211,7 +240,9 @@ class SiteCard:
             self._was_given_back = True
 
     def _ask(
-        self, op: Literal["read", "beat", "claim", "set"], limit_w: float | None = None
+        self,
+        op: Literal["read", "beat", "claim", "set"],
+        limit_w: float | None = None,
     ) -> Any:
         """Ask the daemon, through a new connection where the last one was lost."""
         try:
@@ -275,14 +306,22 @@ class Site:
                 drawn_w[i] = power_w
         return drawn_w, self.coordinator.step(drawn_w)
 
-    def _set_limit(self, i: int, watts: float) -> bool:
+    def _set_limit(
+        self,
+        i: int,
+        watts: float,
+    ) -> bool:
         try:
             return self._cards[i].start_set(watts).result(PATIENCE_S)
         except (WattcastError, TimeoutError) as error:
             self._report(i, error)
             return False
 
-    def _report(self, i: int, error: Exception) -> None:
+    def _report(
+        self,
+        i: int,
+        error: Exception,
+    ) -> None:
         why = str(error) or f"the daemon has not answered for {PATIENCE_S:.0f} s."
         self._say(f"{self._cards[i].uuid}: {why}")
 

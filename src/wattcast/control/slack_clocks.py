@@ -48,7 +48,11 @@ class _LevelShares:
         zeros = np.zeros(len(shares))
         return cls(shares.copy(), zeros + SLACK.lowest, zeros, zeros.copy(), zeros.copy())
 
-    def watch(self, used: Array, had: Array) -> None:
+    def watch(
+        self,
+        used: Array,
+        had: Array,
+    ) -> None:
         """Note how much of the time cards used at shares in force, and which of these are too
         low.
         """
@@ -81,7 +85,12 @@ class SlackShares:
         learned = self._by_level.get(level)
         return tuple((self._even if learned is None else learned.shares).tolist())
 
-    def learn(self, level: int, busy_s: Sequence[float], in_force: Sequence[float]) -> None:
+    def learn(
+        self,
+        level: int,
+        busy_s: Sequence[float],
+        in_force: Sequence[float],
+    ) -> None:
         """Take the seconds that each card was busy in a step, at the shares that were in force."""
         busy = np.asarray(busy_s, dtype=np.float64)
         had = np.asarray(in_force, dtype=np.float64)
@@ -112,7 +121,11 @@ class SlackShares:
         learned.lowest[is_lost] = SLACK.lowest  # its load has changed
         learned.shares = shares
 
-    def _aim_at(self, used: Array, had: Array) -> Array:
+    def _aim_at(
+        self,
+        used: Array,
+        had: Array,
+    ) -> Array:
         """Return the shares at which cards just arrive, from the part of the time that they used.
 
         Busy time follows the clock as f^-s, with s from the difference to periods at the job's
@@ -130,7 +143,9 @@ def _correct(shares: Array, aim: Array) -> Array:
 
 
 def choose_clocks_hz(
-    levels_hz: Sequence[float], job_hz: float | None, shares: Sequence[float]
+    levels_hz: Sequence[float],
+    job_hz: float | None,
+    shares: Sequence[float],
 ) -> list[float | None]:
     """Return the clock of each card: the lowest level that is its share of the job's clock or more.
 

@@ -22,7 +22,13 @@ import numpy as np
 
 from wattcast import hardware
 from wattcast.control.clock_forecast import ESTIMATES
-from wattcast.control.plants import KnobRole, Lattice, Settings, build_card_lattice, move_knob
+from wattcast.control.plants import (
+    KnobRole,
+    Lattice,
+    Settings,
+    build_card_lattice,
+    move_knob,
+)
 from wattcast.control.search_problem import Objective
 from wattcast.core import units
 from wattcast.core.arrays import Array
@@ -93,7 +99,9 @@ def advise_clock(
 
 
 def _follow_idle_power(
-    clocks_hz: Array, power_w: float, bundle: Bundle | None
+    clocks_hz: Array,
+    power_w: float,
+    bundle: Bundle | None,
 ) -> tuple[Array, str]:
     """Return idle power at each clock, and a sentence about where it comes from."""
     if bundle is None:
@@ -103,7 +111,11 @@ def _follow_idle_power(
     return idle_w, f"idle power by clock from the {bundle.status} bundle of {bundle.gpu}"
 
 
-def _follow_voltage(clocks_hz: Array, top_hz: float, bundle: Bundle | None) -> tuple[Array, str]:
+def _follow_voltage(
+    clocks_hz: Array,
+    top_hz: float,
+    bundle: Bundle | None,
+) -> tuple[Array, str]:
     """Return the voltage at each clock, up to a factor, and where it comes from."""
     if bundle is not None and isinstance(bundle.power, ModulePower):
         voltage = bundle.power.voltage.level_at(clocks_hz)
@@ -114,12 +126,29 @@ def _follow_voltage(clocks_hz: Array, top_hz: float, bundle: Bundle | None) -> t
     return voltage, "voltage by clock as published for the A100-PCIE"
 
 
-_DECODE: dict[str, Any] = {"phase": "decode", "batch": 8, "seq": 1024}  # of llama3-8b
-_PRODUCT = {"name": "product", "ops": [{"op": "linear", "m": 8192, "n": 8192, "k": 8192}]}
+_DECODE: dict[str, Any] = {
+    "phase": "decode",
+    "batch": 8,
+    "seq": 1024,
+}  # of llama3-8b
+_PRODUCT = {
+    "name": "product",
+    "ops": [
+        {
+            "op": "linear",
+            "m": 8192,
+            "n": 8192,
+            "k": 8192,
+        }
+    ],
+}
 
 
 def follow_clock(
-    clocks_hz: Array, memory_share: float, top_hz: float, gpu: Gpu | None
+    clocks_hz: Array,
+    memory_share: float,
+    top_hz: float,
+    gpu: Gpu | None,
 ) -> tuple[Array, str]:
     """Return the time at each clock, up to a factor, and a sentence about where it comes from."""
     compute_share = 1.0 - memory_share
@@ -134,7 +163,11 @@ def follow_clock(
     lowest_hz = float(np.min(gpu.clocks.lowest_hz))
     highest_hz = float(np.max(gpu.clocks.max_hz))
     named_hz = np.clip(clocks_hz, lowest_hz, highest_hz)
-    shared: dict[str, Any] = {"clock": named_hz, "power_limit": 1e6, "force": True}
+    shared: dict[str, Any] = {
+        "clock": named_hz,
+        "power_limit": 1e6,
+        "force": True,
+    }
     decode_s = np.asarray(api.predict("llama3-8b", gpu, **_DECODE, **shared).latency_s)
     product_s = np.asarray(api.predict(_PRODUCT, gpu, **shared).latency_s)
     memory = decode_s / decode_s[-1]

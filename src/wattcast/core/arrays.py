@@ -15,13 +15,28 @@ import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import (
+    Callable,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from typing import (
+    Any,
+    TypeAlias,
+    TypeVar,
+)
 
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core.errors import BadInput, bad_value, clip_text
+from wattcast.core.errors import (
+    BadInput,
+    bad_value,
+    clip_text,
+)
 
 Array: TypeAlias = npt.NDArray[np.float64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -64,7 +79,11 @@ class CodedColumn(Sequence[_Value]):
     (['c', 'a', 'c'], ('a', 'c'), 'a', ['a', 'c'])
     """
 
-    def __init__(self, values: Sequence[_Value], place: npt.NDArray[np.intp]) -> None:
+    def __init__(
+        self,
+        values: Sequence[_Value],
+        place: npt.NDArray[np.intp],
+    ) -> None:
         """Keep the values that have a row."""
         used = np.flatnonzero(np.bincount(place, minlength=len(values)))
         self.values = tuple(map(values.__getitem__, used.tolist()))
@@ -87,7 +106,9 @@ class CodedColumn(Sequence[_Value]):
 
     @classmethod
     def from_parts(
-        cls, parts: Iterable[tuple[Any, Iterable[_Value]]], count: int
+        cls,
+        parts: Iterable[tuple[Any, Iterable[_Value]]],
+        count: int,
     ) -> CodedColumn[_Value]:
         """Return the column of all rows from the values of some rows each."""
         values = list[_Value]()
@@ -138,7 +159,12 @@ def find_equal(table: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
     for column in table.astype(np.uint64):
         key = (key ^ (key >> np.uint64(32))) * _MIX + column
     for words in (key, table) if (np.diff(np.sort(key)) == 0).any() else ():
-        _, rows, place = np.unique(words, axis=-1, return_index=True, return_inverse=True)
+        _, rows, place = np.unique(
+            words,
+            axis=-1,
+            return_index=True,
+            return_inverse=True,
+        )
         first = rows[place]
         if (table == table[:, first]).all():  # else two that differ have one key
             break
@@ -164,7 +190,11 @@ _MANY_ROWS = 8192  # from which threads gain more than starting them takes
 _Result = TypeVar("_Result")
 
 
-def map_blocks(work: Callable[[slice], _Result], rows: int, most: int = 2048) -> list[_Result]:
+def map_blocks(
+    work: Callable[[slice], _Result],
+    rows: int,
+    most: int = 2048,
+) -> list[_Result]:
     """Return what ``work`` gives for each block of rows, on every core where there are many rows.
 
     NumPy computes without Python's lock, so threads are enough.
@@ -242,7 +272,9 @@ _ARRAY_HEADER = re.compile(
 
 
 def read_arrays(
-    data: bytes, where: str, max_byte: int = MOST_UNPACKED_BYTE
+    data: bytes,
+    where: str,
+    max_byte: int = MOST_UNPACKED_BYTE,
 ) -> dict[str, npt.NDArray[Any]]:
     """Return the arrays of an ``.npz`` file of at most ``max_byte`` unpacked; sizes in it are not
     believed.

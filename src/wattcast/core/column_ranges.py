@@ -63,7 +63,11 @@ def find_range(column: str) -> ColumnRange | None:
     return None if unit is None or "_per_" in name else UNIT_RANGES[unit[1]]
 
 
-def check_values(plain: Mapping[str, Any], types: Mapping[str, str], where: str) -> None:
+def check_values(
+    plain: Mapping[str, Any],
+    types: Mapping[str, str],
+    where: str,
+) -> None:
     """Refuse the first value of a row whose type or range is not that of its column.
 
     ``types`` are the annotations of the row's dataclass, such as ``float | None``.
@@ -75,7 +79,12 @@ def check_values(plain: Mapping[str, Any], types: Mapping[str, str], where: str)
         _check_value(value, kind.removesuffix(" | None"), name, f"{where}: {name}")
 
 
-def _check_value(value: Any, kind: str, name: str, where: str) -> None:
+def _check_value(
+    value: Any,
+    kind: str,
+    name: str,
+    where: str,
+) -> None:
     elements = _OF_ELEMENTS.fullmatch(kind)
     if elements is not None:
         if not isinstance(value, list | tuple):
@@ -94,7 +103,12 @@ def _check_value(value: Any, kind: str, name: str, where: str) -> None:
         raise bad_value(where, "an object", value)
 
 
-def _check_number(value: Any, kind: str, name: str, where: str) -> None:
+def _check_number(
+    value: Any,
+    kind: str,
+    name: str,
+    where: str,
+) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if isinstance(value, int) and abs(value) > 2**62:
         raise bad_value(where, "a number that 64 bits hold", value)

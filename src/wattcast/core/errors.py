@@ -6,7 +6,11 @@ line prints it without a traceback and exits with ``exit_code``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import (
+    Collection,
+    Iterable,
+    Mapping,
+)
 from difflib import get_close_matches
 from enum import IntEnum
 from importlib import import_module
@@ -48,7 +52,11 @@ class CannotWrite(BadInput):
     folder.
     """
 
-    def __init__(self, path: object, error: OSError) -> None:
+    def __init__(
+        self,
+        path: object,
+        error: OSError,
+    ) -> None:
         super().__init__(f"{clip_text(path, 200)}: cannot be written ({error.strerror or error}).")
 
 
@@ -84,7 +92,11 @@ class Refused(WattcastError):
     exit_code = ExitCode.REFUSED
 
 
-def import_extra(module: str, why: str, extra: str) -> Any:
+def import_extra(
+    module: str,
+    why: str,
+    extra: str,
+) -> Any:
     """Import a module of a library that one of Wattcast's extras brings, or say what to install."""
     try:
         return import_module(module)
@@ -101,7 +113,12 @@ def is_interrupt(error: BaseException | None) -> bool:
     return error is not None
 
 
-def bad_value(where: str, wanted: str, found: object, do: str = "") -> BadInput:
+def bad_value(
+    where: str,
+    wanted: str,
+    found: object,
+    do: str = "",
+) -> BadInput:
     """Return the error ``where: expected wanted, got found. do``, the sentence that all readers
     share.
     """
@@ -109,12 +126,22 @@ def bad_value(where: str, wanted: str, found: object, do: str = "") -> BadInput:
     return BadInput(f"{where}: expected {wanted}, got {shown}.{' ' + do if do else ''}")
 
 
-def bad_unit(where: str, wanted: str, found: object, do: str = "") -> UnitError:
+def bad_unit(
+    where: str,
+    wanted: str,
+    found: object,
+    do: str = "",
+) -> UnitError:
     """Return the error of ``bad_value`` as one of units."""
     return UnitError(str(bad_value(where, wanted, found, do)))
 
 
-def unknown_name(kind: str, found: str, known: Iterable[str], do: str = "") -> UnknownName:
+def unknown_name(
+    kind: str,
+    found: str,
+    known: Iterable[str],
+    do: str = "",
+) -> UnknownName:
     """Return the error ``unknown gpu 'h20'`` with the nearest known names."""
     hint = nearest_names(found, known)
     closest = f" Closest: {', '.join(hint)}." if hint else ""
@@ -122,7 +149,10 @@ def unknown_name(kind: str, found: str, known: Iterable[str], do: str = "") -> U
 
 
 def check_names(
-    kind: str, found: str | Iterable[str], known: Collection[str], do: str | None = None
+    kind: str,
+    found: str | Iterable[str],
+    known: Collection[str],
+    do: str | None = None,
 ) -> None:
     """Raise ``unknown_name`` for the first of ``found`` that is not known; without ``do`` the error
     lists all.
@@ -134,7 +164,11 @@ def check_names(
             )
 
 
-def nearest_names(found: str, known: Iterable[str], most: int = 3) -> list[str]:
+def nearest_names(
+    found: str,
+    known: Iterable[str],
+    most: int = 3,
+) -> list[str]:
     """Return the known names most like ``found``, best first.
 
     >>> nearest_names("h10-sxm", ["h100-sxm", "a10", "b200"])
@@ -151,7 +185,11 @@ def nearest_names(found: str, known: Iterable[str], most: int = 3) -> list[str]:
 _DIGITS = str.maketrans("ol", "01")
 
 
-def bad_word(where: str, known: Iterable[str], found: object) -> BadInput:
+def bad_word(
+    where: str,
+    known: Iterable[str],
+    found: object,
+) -> BadInput:
     """Return the error of a word that is none of the known ones, with the nearest of them."""
     words = list(known)
     nearest = nearest_names(str(found), words, 1)
@@ -183,7 +221,10 @@ def fold_name(name: str) -> str:
 
 
 def resolve_name(
-    kind: str, found: str, known: Iterable[str], aliases: Mapping[str, str] | None = None
+    kind: str,
+    found: str,
+    known: Iterable[str],
+    aliases: Mapping[str, str] | None = None,
 ) -> str:
     """Return the known name that ``found`` means, or raise ``UnknownName`` with the nearest."""
     names = list(known)
@@ -194,7 +235,13 @@ def resolve_name(
     }
     if (name := table.get(fold_name(found))) is not None:
         return name
-    if (command := {"node": "gpus nodes", "gpu": "gpus", "model": "models"}.get(kind)) is None:
+    if (
+        command := {
+            "node": "gpus nodes",
+            "gpu": "gpus",
+            "model": "models",
+        }.get(kind)
+    ) is None:
         raise unknown_name(kind, found, names, f"Known: {', '.join(names)}.")
     own = {
         "model": " A Hugging Face id or a config.json works too.",

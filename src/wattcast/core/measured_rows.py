@@ -10,12 +10,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import (
+    asdict,
+    dataclass,
+    field,
+    fields,
+)
 from enum import StrEnum
 from typing import Any, TypeVar
 
 from wattcast.core.column_ranges import check_values
-from wattcast.core.errors import BadInput, check_names, clip_text
+from wattcast.core.errors import (
+    BadInput,
+    check_names,
+    clip_text,
+)
 
 Plain = dict[str, Any]
 T = TypeVar("T", bound="KernelRow | RunInfo | NameRow | ModelRow | ModelKernels | ChainRow")
@@ -212,7 +221,11 @@ def row_to_plain(row: Record | Plain) -> Plain:
     return plain
 
 
-def row_from_plain(plain: Mapping[str, Any], kind: type[T], where: str = "row") -> T:
+def row_from_plain(
+    plain: Mapping[str, Any],
+    kind: type[T],
+    where: str = "row",
+) -> T:
     """Return a mapping that was read back as ``kind``.
 
     Unknown keys, and values of another type or range than their column's, are refused by name.

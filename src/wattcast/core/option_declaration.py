@@ -17,13 +17,34 @@ import inspect
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import (
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from dataclasses import (
+    MISSING,
+    dataclass,
+    fields,
+)
 from enum import StrEnum
 from functools import cache
-from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
-from wattcast.core.errors import bad_value, bad_word, check_names, resolve_name
+from wattcast.core.errors import (
+    bad_value,
+    bad_word,
+    check_names,
+    resolve_name,
+)
 from wattcast.core.units import Dtype, parse_amount
 
 REQUIRED = inspect.Parameter.empty  # the default of an option that must be given
@@ -170,7 +191,11 @@ def _known_names(source: type) -> Mapping[str, Any]:
     return KnownNames()
 
 
-def parse_word(kind: type[_Word], name: str, value: object) -> _Word:
+def parse_word(
+    kind: type[_Word],
+    name: str,
+    value: object,
+) -> _Word:
     """Return the member of an enum that a user's word names."""
     if kind is Dtype and isinstance(value, str):
         return cast(_Word, Dtype.parse(value))
@@ -225,18 +250,31 @@ def _parse_item(declared: DeclaredOption, value: Any) -> Any:
     return value
 
 
-def _parse_quantity(option: Option, value: Any, where: str) -> float:
+def _parse_quantity(
+    option: Option,
+    value: Any,
+    where: str,
+) -> float:
     least = 0.0 if option.least is None else option.least
     if option.above is not None:
         least = option.above
     most = float("inf") if option.most is None else option.most
     is_inclusive = option.above is None
     return parse_amount(
-        value, option.unit or "", where, least=least, most=most, inclusive=is_inclusive
+        value,
+        option.unit or "",
+        where,
+        least=least,
+        most=most,
+        inclusive=is_inclusive,
     )
 
 
-def _parse_count(option: Option, value: Any, where: str) -> Any:
+def _parse_count(
+    option: Option,
+    value: Any,
+    where: str,
+) -> Any:
     """Check a whole number, which may be written as text where several stand with commas
     between.
     """

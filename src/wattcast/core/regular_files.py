@@ -14,7 +14,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from wattcast.core import files
-from wattcast.core.errors import BadInput, bad_value, clip_text
+from wattcast.core.errors import (
+    BadInput,
+    bad_value,
+    clip_text,
+)
 
 _KINDS = (
     (stat.S_ISDIR, "a folder"),

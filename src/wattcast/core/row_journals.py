@@ -13,7 +13,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from wattcast.core.errors import BadInput, bad_value
-from wattcast.core.measured_rows import Plain, Record, row_to_plain
+from wattcast.core.measured_rows import (
+    Plain,
+    Record,
+    row_to_plain,
+)
 from wattcast.core.regular_files import open_regular
 
 # No row is longer: a file without line ends must not fill the memory.
@@ -24,7 +28,11 @@ _TEXT = re.compile(rb'"(?:[^"\\]|\\.)*"')
 class Journal:
     """An append-only JSON Lines file that knows the ids of its rows."""
 
-    def __init__(self, path: Path, key: str = "id") -> None:
+    def __init__(
+        self,
+        path: Path,
+        key: str = "id",
+    ) -> None:
         self.path = path
         self.key = key
         self._ids: set[str] | None = None

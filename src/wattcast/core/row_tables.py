@@ -15,7 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from wattcast.core.column_ranges import check_table
-from wattcast.core.errors import BadInput, bad_value, clip_text, import_extra, unknown_name
+from wattcast.core.errors import (
+    BadInput,
+    bad_value,
+    clip_text,
+    import_extra,
+    unknown_name,
+)
 from wattcast.core.measured_rows import Plain
 from wattcast.core.regular_files import open_regular
 
@@ -133,7 +139,12 @@ def write_table(path: Path, rows: list[Plain]) -> None:
     table.write_parquet(unsigned, compression="zstd", compression_level=15)
     metadata = {_CHECKSUM_KEY: _columns_checksum(unsigned.getvalue())}
     signed = io.BytesIO()
-    table.write_parquet(signed, compression="zstd", compression_level=15, metadata=metadata)
+    table.write_parquet(
+        signed,
+        compression="zstd",
+        compression_level=15,
+        metadata=metadata,
+    )
     write_whole(path, signed.getvalue())
 
 

@@ -11,7 +11,11 @@ import io
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import (
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -20,7 +24,12 @@ from typing import Any, TypeVar
 import msgspec
 
 from wattcast.core import files
-from wattcast.core.errors import BadInput, bad_value, clip_text, nearest_names
+from wattcast.core.errors import (
+    BadInput,
+    bad_value,
+    clip_text,
+    nearest_names,
+)
 from wattcast.core.regular_files import cannot_read, open_regular
 from wattcast.core.regular_files import (
     read_shipped_table as read_shipped_table,  # for bare nodes, it stands there
@@ -47,7 +56,11 @@ def read_bytes(path: Path, max_byte: int = MAX_BYTE) -> bytes:
     return data
 
 
-def gunzip_bytes(data: bytes, where: str, max_byte: int) -> bytes:
+def gunzip_bytes(
+    data: bytes,
+    where: str,
+    max_byte: int,
+) -> bytes:
     """Return gzip data unpacked, at most ``max_byte``; other data are returned as they are."""
     if data[:2] != b"\x1f\x8b":
         return data
@@ -64,7 +77,11 @@ def gunzip_bytes(data: bytes, where: str, max_byte: int) -> bytes:
     return plain
 
 
-def decode_json(data: bytes, kind: type[T], where: str) -> T:
+def decode_json(
+    data: bytes,
+    kind: type[T],
+    where: str,
+) -> T:
     """Decode JSON into ``kind`` (a msgspec Struct or a plain type), naming the path of a bad
     key.
     """
@@ -90,7 +107,11 @@ def decode_text(data: bytes, where: str) -> str:
         raise BadInput(f"{where}: not UTF-8 text (byte {error.start}).") from None
 
 
-def decode_yaml(data: bytes, kind: type[T], where: str) -> T:
+def decode_yaml(
+    data: bytes,
+    kind: type[T],
+    where: str,
+) -> T:
     """Decode YAML into ``kind``; tags, anchors and aliases, duplicate keys and deep nesting are
     refused.
     """
@@ -110,18 +131,30 @@ def decode_yaml(data: bytes, kind: type[T], where: str) -> T:
     return _convert(plain, kind, where)
 
 
-def read_shipped_yaml(kind: type[T], package: str, *place: str) -> T:
+def read_shipped_yaml(
+    kind: type[T],
+    package: str,
+    *place: str,
+) -> T:
     """Read a YAML file that ships in a package into ``kind``."""
     return decode_yaml(files(package).joinpath(*place).read_bytes(), kind, place[-1])
 
 
-def convert_plain(plain: object, kind: type[T], where: str) -> T:
+def convert_plain(
+    plain: object,
+    kind: type[T],
+    where: str,
+) -> T:
     """Return plain mappings and lists as ``kind``, checked as the readers check files."""
     _check_floats(plain, where)
     return _convert(plain, kind, where)
 
 
-def _convert(plain: object, kind: type[T], where: str) -> T:
+def _convert(
+    plain: object,
+    kind: type[T],
+    where: str,
+) -> T:
     try:
         return msgspec.convert(plain, kind)
     except msgspec.ValidationError as error:
@@ -156,7 +189,11 @@ def encode_csv(rows: Iterable[Iterable[object]]) -> bytes:
     return text.getvalue().encode()
 
 
-def read_number(text: object, where: str, least: float = -math.inf) -> float:
+def read_number(
+    text: object,
+    where: str,
+    least: float = -math.inf,
+) -> float:
     """Return a cell of a file as a finite number, not below ``least``."""
     try:
         number = float(str(text))
@@ -252,7 +289,11 @@ def _walk_floats(plain: object, path: str) -> Iterator[tuple[str, float]]:
             yield from _walk_floats(value, f"{path}[{index}]")
 
 
-def _explain_error(where: str, message: str, kind: type) -> BadInput:
+def _explain_error(
+    where: str,
+    message: str,
+    kind: type,
+) -> BadInput:
     """Say msgspec's ``Expected `int`, got `str` - at `$.a.b` `` in our words, with the nearest
     known key.
     """

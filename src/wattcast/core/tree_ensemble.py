@@ -89,7 +89,11 @@ class TreeEnsemble:
         }
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Any], prefix: str) -> TreeEnsemble:
+    def from_arrays(
+        cls,
+        arrays: Mapping[str, Any],
+        prefix: str,
+    ) -> TreeEnsemble:
         """Build the trees from what ``to_arrays`` saved."""
         nodes = {
             name: np.asarray(arrays[f"{prefix}.{name}"], np.int32)
@@ -143,7 +147,11 @@ class LeafMasks:
 
     @classmethod
     def from_arrays(
-        cls, feature: NodeIndex, threshold: Array, left: NodeIndex, right: NodeIndex
+        cls,
+        feature: NodeIndex,
+        threshold: Array,
+        left: NodeIndex,
+        right: NodeIndex,
     ) -> LeafMasks | None:
         """Number the leaves of arrays ``(tree, node)``; None where a tree has too many."""
         trees, nodes = feature.shape
@@ -239,7 +247,11 @@ class TreeWalk:
 
     @classmethod
     def from_arrays(
-        cls, feature: NodeIndex, threshold: Array, left: NodeIndex, right: NodeIndex
+        cls,
+        feature: NodeIndex,
+        threshold: Array,
+        left: NodeIndex,
+        right: NodeIndex,
     ) -> TreeWalk:
         """Lay arrays ``(tree, node)`` end to end."""
         trees, nodes = feature.shape

@@ -14,7 +14,14 @@ from enum import StrEnum
 
 from wattcast.core.errors import bad_unit, unknown_name
 
-_SMALL = {"p": 1e-12, "n": 1e-9, "u": 1e-6, "µ": 1e-6, "μ": 1e-6, "m": 1e-3}
+_SMALL = {
+    "p": 1e-12,
+    "n": 1e-9,
+    "u": 1e-6,
+    "µ": 1e-6,
+    "μ": 1e-6,
+    "m": 1e-3,
+}
 _DECIMAL = {
     **_SMALL,
     "": 1.0,
@@ -26,7 +33,12 @@ _DECIMAL = {
     "P": 1e15,
     "E": 1e18,
 }
-_BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
+_BINARY = {
+    "Ki": 2.0**10,
+    "Mi": 2.0**20,
+    "Gi": 2.0**30,
+    "Ti": 2.0**40,
+}
 
 # symbol -> (canonical unit, factor, prefixes it may carry)
 _SYMBOLS: dict[str, tuple[str, float, dict[str, float]]] = {
@@ -50,9 +62,26 @@ _SYMBOLS: dict[str, tuple[str, float, dict[str, float]]] = {
     "cycle": ("cycle", 1.0, {"": 1.0, "M": 1e6}),
     "°C": ("C", 1.0, {"": 1.0}),
     "C": ("C", 1.0, {"": 1.0}),
-    "m": ("m", 1.0, {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0}),
+    "m": (
+        "m",
+        1.0,
+        {
+            "n": 1e-9,
+            "u": 1e-6,
+            "m": 1e-3,
+            "": 1.0,
+        },
+    ),
     "request": ("request", 1.0, {"": 1.0}),
-    "token": ("token", 1.0, {"": 1.0, "k": 1e3, "M": 1e6}),
+    "token": (
+        "token",
+        1.0,
+        {
+            "": 1.0,
+            "k": 1e3,
+            "M": 1e6,
+        },
+    ),
     "g": ("g", 1.0, {"": 1.0, "k": 1e3}),
     "USD": ("USD", 1.0, {"": 1.0}),
     "EUR": ("EUR", 1.0, {"": 1.0}),
@@ -64,7 +93,11 @@ _PREFIXED = {"": ("", 1.0)} | {
     for symbol, (unit, by, prefixes) in _SYMBOLS.items()
     for prefix, times in prefixes.items()
 }
-_ALIASES = {"FLOPS": "flop/s", "FLOP/s": "flop/s", "OPS": "op/s"}
+_ALIASES = {
+    "FLOPS": "flop/s",
+    "FLOP/s": "flop/s",
+    "OPS": "op/s",
+}
 _NUMBER = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)\s*(.*?)\s*")
 _EXAMPLES = {
     "Hz": "1830 MHz",
@@ -82,7 +115,11 @@ _EXAMPLES = {
 }
 
 
-def parse(text: object, unit: str, where: str = "quantity") -> float:
+def parse(
+    text: object,
+    unit: str,
+    where: str = "quantity",
+) -> float:
     """Return the value of ``text`` in ``unit``, an SI unit such as ``"byte/s"`` or ``"Hz"``.
 
     Raises ``UnitError`` for another dimension, a missing unit, NaN or
@@ -198,7 +235,11 @@ def show_plain(value: float, digits: int) -> str:
     return f"{float(text):,.0f}" if "e+" in text else text
 
 
-def show(value: float, unit: str, digits: int = 4) -> str:
+def show(
+    value: float,
+    unit: str,
+    digits: int = 4,
+) -> str:
     """Return ``value`` in ``unit`` with the prefix that reads best; ``parse`` takes it back.
 
     >>> show(4.8e12, "byte/s"), show(1.83e9, "Hz"), show(0.0, "W"), show(1.2e-5, "s")
@@ -219,12 +260,50 @@ def show(value: float, unit: str, digits: int = 4) -> str:
 
 
 _SHOWN = {
-    "byte": {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12},
-    "flop": {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15},
-    "Hz": {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9},
-    "W": {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0, "k": 1e3, "M": 1e6},
-    "J": {"p": 1e-12, "n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0, "k": 1e3, "M": 1e6},
-    "s": {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0},
+    "byte": {
+        "": 1.0,
+        "k": 1e3,
+        "M": 1e6,
+        "G": 1e9,
+        "T": 1e12,
+    },
+    "flop": {
+        "": 1.0,
+        "k": 1e3,
+        "M": 1e6,
+        "G": 1e9,
+        "T": 1e12,
+        "P": 1e15,
+    },
+    "Hz": {
+        "": 1.0,
+        "k": 1e3,
+        "M": 1e6,
+        "G": 1e9,
+    },
+    "W": {
+        "n": 1e-9,
+        "u": 1e-6,
+        "m": 1e-3,
+        "": 1.0,
+        "k": 1e3,
+        "M": 1e6,
+    },
+    "J": {
+        "p": 1e-12,
+        "n": 1e-9,
+        "u": 1e-6,
+        "m": 1e-3,
+        "": 1.0,
+        "k": 1e3,
+        "M": 1e6,
+    },
+    "s": {
+        "n": 1e-9,
+        "u": 1e-6,
+        "m": 1e-3,
+        "": 1.0,
+    },
     "V": {"m": 1e-3, "": 1.0},
 }
 
@@ -247,7 +326,11 @@ class Dtype(StrEnum):
     byte: int  # that one element takes in memory
     __hash__ = str.__hash__  # as its word, which is what it equals
 
-    def __new__(cls, word: str, byte: int) -> Dtype:
+    def __new__(
+        cls,
+        word: str,
+        byte: int,
+    ) -> Dtype:
         member = str.__new__(cls, word)
         member._value_ = word
         member.byte = byte
@@ -283,6 +366,10 @@ _DTYPE_ALIASES = {
     "float16": "fp16",
     "half": "fp16",
     **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "float8e4m3fn", "float8e5m2"), "fp8"),
-    **{"long": "int64", "long int": "int64", "int": "int32"},
+    **{
+        "long": "int64",
+        "long int": "int64",
+        "int": "int32",
+    },
     **dict.fromkeys(("uint8", "signed char", "unsigned char"), "int8"),
 }

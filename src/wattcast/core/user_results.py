@@ -7,10 +7,18 @@ used.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import (
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import (
+    Any,
+    ClassVar,
+    TypeVar,
+)
 
 from wattcast.core.errors import MissingTool, check_names
 

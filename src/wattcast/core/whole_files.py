@@ -17,7 +17,13 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from wattcast.core.errors import CannotWrite, Refused, bad_value, clip_text, nearest_names
+from wattcast.core.errors import (
+    CannotWrite,
+    Refused,
+    bad_value,
+    clip_text,
+    nearest_names,
+)
 
 
 def check_new_file(path: Path, where: str = "--out") -> Path:
@@ -130,7 +136,11 @@ def hold_folder(folder: Path, wait_s: float = 0.0) -> Iterator[None]:
         os.close(lock)
 
 
-def take_lock(path: Path, wait_s: float, held: str) -> int:
+def take_lock(
+    path: Path,
+    wait_s: float,
+    held: str,
+) -> int:
     """Return an open lock file that holds owner and time; Refused with ``held`` after ``wait_s`` of
     one owner.
     """
@@ -236,7 +246,11 @@ def private_cache(name: str) -> Path:
     in it are not trusted: a fresh folder takes its place for the life of this process."""
     folder = cache_root() / name
     try:
-        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.parent.mkdir(
+            mode=0o700,
+            parents=True,
+            exist_ok=True,
+        )
         folder.mkdir(mode=0o700, exist_ok=True)
         for place in (folder.parent, folder):
             info = place.lstat()

@@ -5,7 +5,12 @@
 import sys
 
 from wattcast import VerbPackage
-from wattcast.explore.explorations import Exploration, ExploreObjective, explore, explore_designs
+from wattcast.explore.explorations import (
+    Exploration,
+    ExploreObjective,
+    explore,
+    explore_designs,
+)
 from wattcast.explore.fleet import assign_fleet, read_fleet
 from wattcast.explore.sweep import SweepResult
 

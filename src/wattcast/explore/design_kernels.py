@@ -21,7 +21,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core.arrays import Array, Mask, Sweepable, map_distinct, sweep_values
+from wattcast.core.arrays import (
+    Array,
+    Mask,
+    Sweepable,
+    map_distinct,
+    sweep_values,
+)
 from wattcast.explore.design_coefficients import DESIGNS
 from wattcast.explore.design_programs import (
     DesignAxes,
@@ -62,7 +68,12 @@ _TIE = 1.0 + 1e-9  # by which the base's program wins where two are equally fast
 
 
 def lower_for_designs(
-    graph: Graph, gpu: Gpu, bundle: Bundle, *, programs: bool, capacities: bool
+    graph: Graph,
+    gpu: Gpu,
+    bundle: Bundle,
+    *,
+    programs: bool,
+    capacities: bool,
 ) -> DesignKernels:
     """Lower a workload for designs around ``gpu``.
 
@@ -111,7 +122,10 @@ def keep_programs(design: DesignKernels, programs: RowIndex) -> DesignKernels:
 
 
 def find_used_programs(
-    design: DesignKernels, chip: Gpu, axes: DesignAxes, clock_hz: Sweepable
+    design: DesignKernels,
+    chip: Gpu,
+    axes: DesignAxes,
+    clock_hz: Sweepable,
 ) -> RowIndex:
     """Return the base's own programs and those that any of these designs runs."""
     scale = find_scale(design.kernels, design.bundle.corrections, design.bundle.learned)
@@ -128,7 +142,10 @@ def find_used_programs(
 
 
 def analyse_design(
-    design: DesignKernels, chip: Gpu, axes: DesignAxes, clock_hz: Sweepable
+    design: DesignKernels,
+    chip: Gpu,
+    axes: DesignAxes,
+    clock_hz: Sweepable,
 ) -> Timeline:
     """Return the timeline of a workload on designs; programs are chosen at ``clock_hz``."""
     bundle = design.bundle
@@ -143,7 +160,11 @@ def analyse_design(
     return place_in_model(design.graph, timeline, chip, bundle, cold_s)
 
 
-def _interpolate(design: DesignKernels, table: Array, axes: DesignAxes) -> Array:
+def _interpolate(
+    design: DesignKernels,
+    table: Array,
+    axes: DesignAxes,
+) -> Array:
     """Return a table over capacities at those of the designs, ``(*sweep, kernel)``."""
     nodes = design.capacity_byte
     if axes.l2_byte is None or len(nodes) == 1:
@@ -159,7 +180,10 @@ def _interpolate(design: DesignKernels, table: Array, axes: DesignAxes) -> Array
 
 
 def _lay_out_programs(
-    design: DesignKernels, scale: KernelScale, chip: Gpu, axes: DesignAxes
+    design: DesignKernels,
+    scale: KernelScale,
+    chip: Gpu,
+    axes: DesignAxes,
 ) -> Timeline:
     """Lay out the phases of all programs on designs, ``(*sweep, program)``."""
     rows = design.row_of
@@ -183,7 +207,11 @@ def _lay_out_programs(
     return stretch_phases(timeline, factor)
 
 
-def _take_scale(design: DesignKernels, scale: KernelScale, axes: DesignAxes) -> KernelScale:
+def _take_scale(
+    design: DesignKernels,
+    scale: KernelScale,
+    axes: DesignAxes,
+) -> KernelScale:
     """Return the corrections of programs: those of their kernels.
 
     Kernels that compute addresses take as many cycles more as integer lanes are fewer.
@@ -238,7 +266,10 @@ def _tile_room(axes: DesignAxes) -> Sweepable:
 
 
 def _make_sparse(
-    design: DesignKernels, work: KernelWork, changes: dict[str, Array], sparsity: Sweepable
+    design: DesignKernels,
+    work: KernelWork,
+    changes: dict[str, Array],
+    sparsity: Sweepable,
 ) -> None:
     """Put in what products of 2:4 weights take: half of the arithmetic and fewer bytes of
     weights.
@@ -264,7 +295,10 @@ def _count_weight_byte(kernels: Kernels) -> Array:
 
 
 def _find_bounds(
-    design: DesignKernels, programs: Kernels, chip: Gpu, axes: DesignAxes
+    design: DesignKernels,
+    programs: Kernels,
+    chip: Gpu,
+    axes: DesignAxes,
 ) -> MainBounds:
     """Return what bounds the main loops of programs on designs."""
     base_sms = float(sweep_values(design.gpu.sm_count))
@@ -294,7 +328,10 @@ def _find_bounds(
 
 
 def _count_shared_cycles(
-    programs: Kernels, chip: Gpu, axes: DesignAxes, waves: Array
+    programs: Kernels,
+    chip: Gpu,
+    axes: DesignAxes,
+    waves: Array,
 ) -> Array | None:
     """Return the cycles in which the busiest SM moves data through shared memory, uncorrected."""
     rate = chip.sm.shared_byte_per_cycle
@@ -304,7 +341,11 @@ def _count_shared_cycles(
     return np.asarray(waves * unit_byte / rate)
 
 
-def _design_tail(design: DesignKernels, programs: Kernels, axes: DesignAxes) -> Sweepable:
+def _design_tail(
+    design: DesignKernels,
+    programs: Kernels,
+    axes: DesignAxes,
+) -> Sweepable:
     """Return the time in device memory over that of an even load, ``(*sweep, program)``.
 
     An SM reads at most κ times the even rate of the base, so S of them with work reach κ·S/S_base
@@ -336,7 +377,10 @@ def _design_tail(design: DesignKernels, programs: Kernels, axes: DesignAxes) -> 
 
 
 def _choose_programs(
-    design: DesignKernels, timeline: Timeline, axes: DesignAxes, clock_hz: Sweepable
+    design: DesignKernels,
+    timeline: Timeline,
+    axes: DesignAxes,
+    clock_hz: Sweepable,
 ) -> Timeline:
     """Return the timeline ``(*sweep, kernel)`` of the fastest programs at a set clock."""
     kernel_count = len(design.kernels.ops)
@@ -397,7 +441,10 @@ def _choose_programs(
 
 
 def _pick_fastest(
-    program_s: Array, is_missing: Mask | None, rows: RowIndex, picks: list[Places]
+    program_s: Array,
+    is_missing: Mask | None,
+    rows: RowIndex,
+    picks: list[Places],
 ) -> bool:
     """Append the place of the fastest of some programs, ``(*sweep,)``, unless it is the first
     everywhere; tell whether it was appended.

@@ -20,7 +20,12 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast.core import Dtype, bad_value
-from wattcast.core.arrays import Array, Sweepable, as_sweep, sweep_values
+from wattcast.core.arrays import (
+    Array,
+    Sweepable,
+    as_sweep,
+    sweep_values,
+)
 from wattcast.explore.design_coefficients import DESIGNS
 from wattcast.explore.design_programs import DesignAxes
 from wattcast.hardware import Gpu
@@ -69,7 +74,11 @@ def read_axes(gpu: Gpu, columns: Columns) -> DesignAxes:
     )
 
 
-def follow_sms(gpu: Gpu, columns: Columns, l2_byte_per_cycle: float) -> dict[str, Array]:
+def follow_sms(
+    gpu: Gpu,
+    columns: Columns,
+    l2_byte_per_cycle: float,
+) -> dict[str, Array]:
     """Return the fields that grow with the SMs where no axis sets them: the width of L2."""
     if "sm_count" not in columns or "l2.byte_per_cycle" in columns:
         return {}
@@ -127,7 +136,11 @@ def compare_pipes(gpu: Gpu, columns: Columns) -> tuple[Array, Array]:
     return tensor, _ratio(columns, lanes_path, gpu.pipes.cuda_flop_per_cycle.get(Dtype.FP32))
 
 
-def _ratio(columns: Columns, column: str, base: Sweepable | None) -> Array:
+def _ratio(
+    columns: Columns,
+    column: str,
+    base: Sweepable | None,
+) -> Array:
     if column not in columns or base is None:
         return np.asarray(1.0)
     return np.asarray(columns[column] / float(sweep_values(base)))

@@ -14,11 +14,24 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core.arrays import Array, Mask, Sweepable, map_distinct
+from wattcast.core.arrays import (
+    Array,
+    Mask,
+    Sweepable,
+    map_distinct,
+)
 from wattcast.explore.design_coefficients import DESIGNS
 from wattcast.hardware import Gpu
-from wattcast.kernels import Kernels, ReferenceChip, lower_graph
-from wattcast.kernels.kernel_table import KernelWork, join_work, resident_share
+from wattcast.kernels import (
+    Kernels,
+    ReferenceChip,
+    lower_graph,
+)
+from wattcast.kernels.kernel_table import (
+    KernelWork,
+    join_work,
+    resident_share,
+)
 from wattcast.kernels.lowering import compute_work
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.kernel_phases import find_scale
@@ -85,7 +98,12 @@ class DesignKernels:
 
 
 def lower_programs(
-    graph: Graph, gpu: Gpu, bundle: Bundle, *, programs: bool, capacities: bool
+    graph: Graph,
+    gpu: Gpu,
+    bundle: Bundle,
+    *,
+    programs: bool,
+    capacities: bool,
 ) -> DesignKernels:
     """Lower a workload to the programs of designs around ``gpu``, without handicaps.
 
@@ -193,7 +211,10 @@ def _grow_tiles(work: KernelWork, growth: float) -> KernelWork:
 
 
 def _tabulate_capacities(
-    graph: Graph, kernels: Kernels, bundle: Bundle, nodes: Array
+    graph: Graph,
+    kernels: Kernels,
+    bundle: Bundle,
+    nodes: Array,
 ) -> tuple[dict[str, Array], Array | None]:
     """Return what columns of the work gain or lose at each capacity of L2, ``(node, kernel)``, and
     the extra seconds inside a model.
@@ -233,7 +254,12 @@ def _never_rising(column: Array, base: int) -> Array:
     return np.concatenate([below[:-1], above])
 
 
-def _share_outside(graph: Graph, kernels: Kernels, nodes: Array, base_byte: float) -> Array:
+def _share_outside(
+    graph: Graph,
+    kernels: Kernels,
+    nodes: Array,
+    base_byte: float,
+) -> Array:
     """Return the share of traffic that device memory still sees where L2 keeps data from one run to
     the next, ``(node,)``; 1 at the base.
     """

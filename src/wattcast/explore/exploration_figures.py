@@ -13,12 +13,21 @@ import numpy.typing as npt
 from wattcast.core.errors import bad_value
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.explore.exploration_report import name_unit
-from wattcast.explore.explorations import Alternative, Exploration, build_study
+from wattcast.explore.explorations import (
+    Alternative,
+    Exploration,
+    build_study,
+)
 from wattcast.explore.fleet import FleetAssignment
 from wattcast.explore.study import Columns, tabulate_points
 from wattcast.explore.sweep import SweepResult
 from wattcast.report import figure_style
-from wattcast.report.figure_style import SERIES_COLOURS, Figure, add_caption, new_axes
+from wattcast.report.figure_style import (
+    SERIES_COLOURS,
+    Figure,
+    add_caption,
+    new_axes,
+)
 from wattcast.report.prediction_figures import draw_pareto
 from wattcast.report.text_tables import format_cell
 from wattcast.workload.readers.load_workload import Workload
@@ -37,7 +46,13 @@ def draw_pareto_front(result: SweepResult) -> Figure:
     shown = result.summary.shown
     front = result.summary.front
     grey: dict[str, Any] = {"color": figure_style.MODULE_COLOURS["static"], "alpha": 0.5}
-    axes.plot(*_scale_pair(shown, x, y), ".", ms=2, label="points", **grey)
+    axes.plot(
+        *_scale_pair(shown, x, y),
+        ".",
+        ms=2,
+        label="points",
+        **grey,
+    )
     style = "-" if len(result.objectives) == 2 else "."
     colour = figure_style.PREDICTED
     axes.plot(*_scale_pair(front, x, y), style, color=colour, label="Pareto front")
@@ -96,7 +111,9 @@ def draw_curves(
 
 
 def draw_exploration(
-    result: Exploration, workload: Workload | None = None, options: Mapping[str, Any] | None = None
+    result: Exploration,
+    workload: Workload | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Figure:
     """Draw curves over clocks where they vary, or each GPU's curve where GPUs do.
 
@@ -147,7 +164,9 @@ def _choose_totals(has_several_gpus: bool) -> tuple[str, str]:
 
 
 def draw_gpus(
-    workload: Workload, points: Sequence[Alternative], options: Mapping[str, Any]
+    workload: Workload,
+    points: Sequence[Alternative],
+    options: Mapping[str, Any],
 ) -> Figure:
     """Draw power and energy against latency over the clocks of each GPU, of eight at most."""
     chips = [point.chip for point in points if point.results and point.chip is not None]
@@ -182,14 +201,25 @@ def draw_assignment(result: FleetAssignment, source: str = "") -> Figure:
     begin = np.zeros(len(kinds))
     for workload, colour in colours.items():
         width = np.array([counts.get((workload, kind), 0.0) for kind in kinds])
-        axes.barh(range(len(kinds)), width, left=begin, color=colour, label=workload, height=0.6)
+        axes.barh(
+            range(len(kinds)),
+            width,
+            left=begin,
+            color=colour,
+            label=workload,
+            height=0.6,
+        )
         begin = begin + width
     axes.set_yticks(range(len(kinds)), kinds)
     axes.invert_yaxis()
     axes.set_xlabel("GPUs")
     mean = f"{result.power_w / 1e3:.4g} kW mean at the meter"
     axes.set_title(f"{mean}, {result.peak_w / 1e3:.4g} kW at most", fontsize=10)
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)
+    axes.legend(
+        loc="upper left",
+        bbox_to_anchor=(1.01, 1.0),
+        frameon=False,
+    )
     caption = f"{source}; {result.aim}: {result.binds}"
     return add_caption(figure, caption.removeprefix("; "))
 
@@ -218,12 +248,19 @@ def _scale_column(column: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _scale_pair(
-    columns: Mapping[str, npt.NDArray[Any]], x: str, y: str
+    columns: Mapping[str, npt.NDArray[Any]],
+    x: str,
+    y: str,
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     return _scale_column(x, columns[x]), _scale_column(y, columns[y])
 
 
-def _label_sweep(figure: Figure, result: SweepResult, x: str, y: str) -> Figure:
+def _label_sweep(
+    figure: Figure,
+    result: SweepResult,
+    x: str,
+    y: str,
+) -> Figure:
     axes = figure.axes[0]
     study = result.study
     gpus = study.graph.gpu_count

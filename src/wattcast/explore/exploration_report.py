@@ -26,7 +26,11 @@ from wattcast.explore.fleet import FleetAssignment
 from wattcast.explore.search_space import SamplingMethod, SpaceAxis
 from wattcast.explore.sweep import BEST_COLUMNS, SweepResult
 from wattcast.predictor.prediction_json import take_fields
-from wattcast.report.text_tables import format_cell, print_notes, print_rows
+from wattcast.report.text_tables import (
+    format_cell,
+    print_notes,
+    print_rows,
+)
 
 
 def sweep_json(done: SweepResult) -> dict[str, Any]:
@@ -59,7 +63,11 @@ def sweep_json(done: SweepResult) -> dict[str, Any]:
 def _axis_to_plain(axis: SpaceAxis) -> dict[str, Any]:
     if axis.field.choices:
         names = [axis.field.choices[int(number)] for number in axis.values]
-        return {"field": axis.field.name, "column": axis.field.column, "values": names}
+        return {
+            "field": axis.field.name,
+            "column": axis.field.column,
+            "values": names,
+        }
     return {
         "field": axis.field.name,
         "column": axis.field.column,
@@ -137,8 +145,16 @@ def print_sweep(console: Console, done: SweepResult) -> None:
             "power_w": "of one GPU",
             "total_energy_j": "total energy",
         }
-    results = {"latency_s": "latency", **watts_and_joules, "clock_hz": "clock"}
-    flags = {"capped": "capped", "limit_met": "limit met", "fits": "fits"}
+    results = {
+        "latency_s": "latency",
+        **watts_and_joules,
+        "clock_hz": "clock",
+    }
+    flags = {
+        "capped": "capped",
+        "limit_met": "limit met",
+        "fits": "fits",
+    }
     columns = {name: name for name in study.space.columns} | results | flags
     best = zip(BEST_COLUMNS, table_rows(summary.best), strict=True)
     rows = [{"least": name, **row} for name, row in best]
@@ -158,7 +174,11 @@ _SETTING_TITLES = {
 MOST_POINTS = 40  # points of an exploration that are printed
 
 
-def print_exploration(console: Console, result: Exploration, least: ExploreObjective) -> None:
+def print_exploration(
+    console: Console,
+    result: Exploration,
+    least: ExploreObjective,
+) -> None:
     """Print the best points, a selection of all, and why others cannot be run."""
     ran = [_add_slowdown(point) for point in result.points if point.results]
     columns = _name_columns(result, has_several_gpus=any(row["gpus"] > 1 for row in ran))
@@ -196,7 +216,11 @@ def _name_columns(result: Exploration, has_several_gpus: bool) -> dict[str, str]
     return columns
 
 
-def _write_answer(result: Exploration, least: ExploreObjective, columns: Mapping[str, str]) -> str:
+def _write_answer(
+    result: Exploration,
+    least: ExploreObjective,
+    columns: Mapping[str, str],
+) -> str:
     """Say which point has the least of an objective, and how far it is from measurements."""
     if least not in result.best:
         return f"no point fits the memory {result.bound}"
@@ -278,7 +302,11 @@ def print_assignment(console: Console, result: FleetAssignment) -> None:
         columns["unit"] = "unit"
     columns["units_per_s"] = f"{unit}s/s"
     columns["energy_j_per_unit"] = f"J/{unit}"
-    optional = {"ttft_p99_s": "TTFT p99", "tpot_p99_s": "TPOT p99", "risk": "risk"}
+    optional = {
+        "ttft_p99_s": "TTFT p99",
+        "tpot_p99_s": "TPOT p99",
+        "risk": "risk",
+    }
     columns |= {
         name: title for name, title in optional.items() if any(row.get(name) for row in result.rows)
     }

@@ -20,21 +20,47 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import (
+    Callable,
+    Mapping,
+    Sequence,
+)
+from dataclasses import (
+    dataclass,
+    field,
+    replace,
+)
 from enum import StrEnum
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Unpack, get_type_hints
+from typing import (
+    Any,
+    Unpack,
+    get_type_hints,
+)
 
 from wattcast import hardware
-from wattcast.core import BadInput, bad_value, check_names, units
+from wattcast.core import (
+    BadInput,
+    bad_value,
+    check_names,
+    units,
+)
 from wattcast.core.arrays import table_rows
 from wattcast.core.errors import MissingSpecification, WattcastError
 from wattcast.core.user_results import UserResult
-from wattcast.explore.search_space import parse_constraints, parse_space, parse_values
+from wattcast.explore.search_space import (
+    parse_constraints,
+    parse_space,
+    parse_values,
+)
 from wattcast.explore.study import Study, tabulate_points
-from wattcast.explore.sweep import ReportProgress, Runner, SweepResult, run_sweep
+from wattcast.explore.sweep import (
+    ReportProgress,
+    Runner,
+    SweepResult,
+    run_sweep,
+)
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.hardware.gpu import DEFAULT_TEMPERATURE_C
 from wattcast.options.exploring_options import (
@@ -45,7 +71,11 @@ from wattcast.options.exploring_options import (
     DesignOutput,
     DesignSample,
 )
-from wattcast.options.keywords import ExploreDesignsKeywords, ExploreKeywords, StudyKeywords
+from wattcast.options.keywords import (
+    ExploreDesignsKeywords,
+    ExploreKeywords,
+    StudyKeywords,
+)
 from wattcast.options.setting_options import PriceOptions, SettingOptions
 from wattcast.options.verb_options import ParsedOptions
 from wattcast.predictor.api import find_bundle, find_gpu
@@ -92,7 +122,10 @@ def build_study(
 
 
 def _build_study(
-    workload: Workload, gpu: str | Path | Gpu, vary: Sequence[str], chosen: ParsedOptions
+    workload: Workload,
+    gpu: str | Path | Gpu,
+    vary: Sequence[str],
+    chosen: ParsedOptions,
 ) -> Study:
     chip = find_gpu(gpu)
     points = chosen[DesignSample]
@@ -187,7 +220,12 @@ class Alternative:
     def row(self) -> dict[str, Any]:
         """Return names and results as one row, for tables and JSON."""
         gpu = {} if self.chip is None else {"gpu": self.chip.name}
-        return {**gpu, **self.names, **self.results, "reason": self.reason or None}
+        return {
+            **gpu,
+            **self.names,
+            **self.results,
+            "reason": self.reason or None,
+        }
 
 
 @dataclass(frozen=True, repr=False)
@@ -292,13 +330,19 @@ class _Grid:
     settings: dict[str, str]
     axes: tuple[str, ...]  # columns that vary
 
-    def label(self, chip: Gpu, names: Mapping[str, Any]) -> dict[str, Any]:
+    def label(
+        self,
+        chip: Gpu,
+        names: Mapping[str, Any],
+    ) -> dict[str, Any]:
         """Return what distinguishes a combination of options on a GPU."""
         return {"gpu": chip.name, **names} if "gpu" in self.axes else dict(names)
 
 
 def _parse_grid(
-    vary: Sequence[str], fixed: Mapping[str, str | None], chips: Sequence[Gpu]
+    vary: Sequence[str],
+    fixed: Mapping[str, str | None],
+    chips: Sequence[Gpu],
 ) -> _Grid:
     """Read what varies, and settings that are ``fixed`` at one value."""
     options, settings = _parse_axes(vary)
@@ -426,13 +470,22 @@ def _try_settings(
         varied = {column: row[column] for column in grid.axes if column in _SETTING_AXES}
         risk = cache(partial(describe_point_risk, graph, gpu, _read_settings(row), fitted))
         points.append(
-            Alternative({**names, **varied}, results, notes=notes, chip=gpu, describe_risk=risk)
+            Alternative(
+                {**names, **varied},
+                results,
+                notes=notes,
+                chip=gpu,
+                describe_risk=risk,
+            )
         )
     return points
 
 
 def _describe_point(
-    graph: Graph, gpu: Gpu, row: Mapping[str, Any], prices: Prices
+    graph: Graph,
+    gpu: Gpu,
+    row: Mapping[str, Any],
+    prices: Prices,
 ) -> dict[str, Any]:
     """Return the columns of one point: of one GPU, of all, and per token, picture or run."""
     gpus = graph.gpu_count
@@ -481,7 +534,12 @@ def _read_settings(row: Mapping[str, Any]) -> OperatingPoint:
     )
 
 
-def describe_point_risk(graph: Graph, gpu: Gpu, at: OperatingPoint, bundle: Bundle) -> str:
+def describe_point_risk(
+    graph: Graph,
+    gpu: Gpu,
+    at: OperatingPoint,
+    bundle: Bundle,
+) -> str:
     """Say how far clock and power limit of a point are from what was measured.
 
     The text is empty where they are not far.
@@ -507,7 +565,11 @@ def _all_clocks(gpu: Gpu) -> str:
     return f"{float(low)!r}Hz:{float(high)!r}Hz:{float(step)!r}Hz"
 
 
-def _compare_with(point: Alternative, first: Mapping[str, Any], fastest_s: float) -> Alternative:
+def _compare_with(
+    point: Alternative,
+    first: Mapping[str, Any],
+    fastest_s: float,
+) -> Alternative:
     """Add slowdown against the fastest point, and speed-up and energy against the first that
     runs.
     """

@@ -22,7 +22,11 @@ simulated again at its share of the rate. One GPU holds one workload.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import (
+    dataclass,
+    fields,
+    replace,
+)
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -30,7 +34,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from wattcast.core import BadInput, bad_value, check_names, units
+from wattcast.core import (
+    BadInput,
+    bad_value,
+    check_names,
+    units,
+)
 from wattcast.core.arrays import Array, pareto_front
 from wattcast.core.errors import WattcastError, import_extra
 from wattcast.core.strict_files import decode_yaml, read_bytes
@@ -45,7 +54,12 @@ from wattcast.predictor.prices import Prices, parse_prices
 from wattcast.serving import plan_options
 from wattcast.serving.latency_bounds import parse_both_bounds
 from wattcast.serving.option_bounds import tabulate_option
-from wattcast.serving.option_runs import describe_risk, find_ceiling, saturate_option, serve_rate
+from wattcast.serving.option_runs import (
+    describe_risk,
+    find_ceiling,
+    saturate_option,
+    serve_rate,
+)
 from wattcast.serving.service_demand import PERCENTILE, ServiceDemand
 from wattcast.serving.simulate_serving import find_language_model
 from wattcast.workload.model_options import ModelOptions
@@ -182,7 +196,12 @@ def read_fleet(path: Path, site_power: str | None = None) -> Fleet:
     return Fleet(gpus, tuple(demands), power_w, file.pue)
 
 
-def _read_demand(item: _Workload, name: str, where: str, headroom: float) -> WorkloadDemand:
+def _read_demand(
+    item: _Workload,
+    name: str,
+    where: str,
+    headroom: float,
+) -> WorkloadDemand:
     """Read one workload of a fleet's file."""
     per_s = units.parse(item.rate, "/s", f"{where}.rate")
     if per_s <= 0:
@@ -196,7 +215,11 @@ def _read_demand(item: _Workload, name: str, where: str, headroom: float) -> Wor
     return WorkloadDemand(name, item.workload, per_s, item.options, latency_s, served, item.tp)
 
 
-def _read_served(item: _Workload, where: str, headroom: float) -> ServiceDemand | None:
+def _read_served(
+    item: _Workload,
+    where: str,
+    headroom: float,
+) -> ServiceDemand | None:
     """Return the demand of a workload with prompts and outputs; None where batches are run."""
     if item.prompt is None or item.output is None:
         if any(text is not None for text in (item.prompt, item.output, item.ttft, item.tpot)):
@@ -285,7 +308,10 @@ def _explain_failure(program: _Program) -> BadInput:
 
 
 def _add_cost(
-    fleet: Fleet, assignment: FleetAssignment, prices: Prices, priced: Sequence[bool]
+    fleet: Fleet,
+    assignment: FleetAssignment,
+    prices: Prices,
+    priced: Sequence[bool],
 ) -> FleetAssignment:
     """Add the cost of an hour, where all GPUs with work have a price."""
     if not any(priced):
@@ -301,7 +327,12 @@ def _add_cost(
         rent_per_s += rent
     per_s = rent_per_s + assignment.power_w * (prices.per_j or 0.0)  # power: at the meter
     notes = (*assignment.notes, *prices.notes)
-    return replace(assignment, cost_per_h=3600.0 * per_s, currency=prices.currency, notes=notes)
+    return replace(
+        assignment,
+        cost_per_h=3600.0 * per_s,
+        currency=prices.currency,
+        notes=notes,
+    )
 
 
 # Ways to use GPUs
@@ -328,7 +359,11 @@ def _list_columns(fleet: Fleet) -> tuple[list[_Column], tuple[str, ...]]:
     return columns, tuple(dict.fromkeys(notes))
 
 
-def _list_batches(demand: WorkloadDemand, gpu: Gpu, count: int) -> tuple[list[_Column], list[str]]:
+def _list_batches(
+    demand: WorkloadDemand,
+    gpu: Gpu,
+    count: int,
+) -> tuple[list[_Column], list[str]]:
     """Return batches of a workload on a GPU at the clocks on the front of speed and power."""
     clock_hz = list_settable_clocks(gpu)
     gpus = ModelOptions(**demand.options).gpu_count
@@ -364,7 +399,11 @@ def _list_batches(demand: WorkloadDemand, gpu: Gpu, count: int) -> tuple[list[_C
     return columns, [*study.graph.assumptions, *study.bundle.assumptions]
 
 
-def _list_served(demand: WorkloadDemand, gpu: Gpu, count: int) -> tuple[list[_Column], list[str]]:
+def _list_served(
+    demand: WorkloadDemand,
+    gpu: Gpu,
+    count: int,
+) -> tuple[list[_Column], list[str]]:
     """Return engines of a model on a GPU, at the most they serve.
 
     They are replicas of few GPUs, at several clocks.
@@ -399,7 +438,9 @@ def _list_served(demand: WorkloadDemand, gpu: Gpu, count: int) -> tuple[list[_Co
 
 
 def _measure_replica(
-    served: ServiceDemand, option: plan_options.PlanOption, tables: plan_options.StepTables
+    served: ServiceDemand,
+    option: plan_options.PlanOption,
+    tables: plan_options.StepTables,
 ) -> tuple[_Column, list[str]]:
     """Simulate the most that a replica serves, and half of it, for the line between them."""
     full = saturate_option(served, tabulate_option(served, option, tables))
@@ -443,7 +484,12 @@ class _Solution:
 class _Program:
     """The mixed-integer program over variables x (whole numbers) and u of each column, then t."""
 
-    def __init__(self, fleet: Fleet, columns: list[_Column], lowest_w: Array) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        columns: list[_Column],
+        lowest_w: Array,
+    ) -> None:
         self.fleet = fleet
         self.columns = columns
         self.lowest_w = lowest_w  # idle power of each kind of GPU at its lowest clock
@@ -462,7 +508,10 @@ class _Program:
         return served
 
     def solve(
-        self, aim: FleetAim, power_w: float, prices: Prices | None = None
+        self,
+        aim: FleetAim,
+        power_w: float,
+        prices: Prices | None = None,
     ) -> _Solution | None:
         """Solve the program for an aim within a power at the meter; None: there is no solution."""
         optimize = import_extra("scipy.optimize", "fleets need SciPy", "explore")
@@ -485,7 +534,11 @@ class _Program:
         replicas = np.round(result.x[:size])  # the solver's whole numbers are whole to 1e-6
         return _Solution(replicas, np.minimum(result.x[size : 2 * size], replicas))
 
-    def _list_constraints(self, optimize: Any, power_w: float) -> list[Any]:
+    def _list_constraints(
+        self,
+        optimize: Any,
+        power_w: float,
+    ) -> list[Any]:
         """Return that GPUs, busy time, rates and power keep their limits."""
         sparse = import_extra("scipy.sparse", "fleets need SciPy", "explore")
         fleet = self.fleet
@@ -519,7 +572,11 @@ class _Program:
             constraints.append(optimize.LinearConstraint(power, -np.inf, available_w))
         return constraints
 
-    def _weigh(self, aim: FleetAim, prices: Prices | None) -> Array:
+    def _weigh(
+        self,
+        aim: FleetAim,
+        prices: Prices | None,
+    ) -> Array:
         """Return what is minimised, as a weight of each variable."""
         size = self.size
         if aim is FleetAim.THROUGHPUT:
@@ -545,7 +602,10 @@ class _Program:
 
 
 def _make_assignment(
-    program: _Program, aim: FleetAim, solution: _Solution, notes: tuple[str, ...]
+    program: _Program,
+    aim: FleetAim,
+    solution: _Solution,
+    notes: tuple[str, ...],
 ) -> FleetAssignment:
     """Return what was solved as rows, with engines simulated again at their share of the rate."""
     fleet = program.fleet
@@ -591,7 +651,10 @@ def _make_assignment(
 
 
 def _describe_use(
-    fleet: Fleet, column: _Column, replicas: float, busy: float
+    fleet: Fleet,
+    column: _Column,
+    replicas: float,
+    busy: float,
 ) -> tuple[dict[str, Any], float]:
     """Return one use of GPUs as a row, and the mean power of its replicas."""
     gpu = fleet.gpus[column.kind][0]
@@ -629,7 +692,9 @@ def _describe_use(
 
 
 def _serve_share(
-    demand: ServiceDemand, column: _Column, busy_share: float
+    demand: ServiceDemand,
+    column: _Column,
+    busy_share: float,
 ) -> tuple[dict[str, Any], float]:
     """Simulate a replica at its share of the rate; return latencies and risk, and its power."""
     assert column.option is not None

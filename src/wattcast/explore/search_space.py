@@ -13,7 +13,12 @@ import math
 import operator
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -22,7 +27,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core import BadInput, bad_value, clip_text, errors, units, unknown_name
+from wattcast.core import (
+    BadInput,
+    bad_value,
+    clip_text,
+    errors,
+    units,
+    unknown_name,
+)
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import import_extra
 from wattcast.core.strict_files import read_shipped_table
@@ -146,7 +158,9 @@ class Constraint:
 
 
 def parse_constraints(
-    texts: Sequence[str], gpu: Gpu, axes: Iterable[str]
+    texts: Sequence[str],
+    gpu: Gpu,
+    axes: Iterable[str],
 ) -> tuple[Constraint, ...]:
     """Parse constraints as people type them; ``axes`` are the columns that vary.
 
@@ -168,7 +182,11 @@ def parse_constraints(
     return tuple(constraints)
 
 
-def find_column(name: str, gpu: Gpu, axes: tuple[str, ...]) -> tuple[str, str]:
+def find_column(
+    name: str,
+    gpu: Gpu,
+    axes: tuple[str, ...],
+) -> tuple[str, str]:
     """Find column and unit of the result or the axis that a person means."""
     columns = {errors.fold_name(column): column for column in RESULT_UNITS}
     columns |= {errors.fold_name(short): column for short, column in _SHORT.items()}
@@ -257,7 +275,11 @@ class SearchSpace:
         """Return the column of each axis, in order."""
         return tuple(axis.field.column for axis in self.axes)
 
-    def points(self, start: int, stop: int) -> dict[str, Array]:
+    def points(
+        self,
+        start: int,
+        stop: int,
+    ) -> dict[str, Array]:
         """Return the values of points ``start`` to ``stop``, by column."""
         if self.method is SamplingMethod.GRID:
             return self._pick_grid(np.arange(start, stop))
@@ -270,7 +292,11 @@ class SearchSpace:
             columns[axis.field.column] = axis.pick_values(share)
         return columns
 
-    def _draw_random(self, start: int, stop: int) -> Array:
+    def _draw_random(
+        self,
+        start: int,
+        stop: int,
+    ) -> Array:
         """Draw shares of the axes, ``(point, axis)``.
 
         They are drawn in numbered blocks, so that any range of points can be drawn by itself.
@@ -282,7 +308,11 @@ class SearchSpace:
         shares = np.concatenate(blocks)
         return shares[start - first * _BLOCK : stop - first * _BLOCK]
 
-    def _draw_sobol(self, start: int, stop: int) -> Array:
+    def _draw_sobol(
+        self,
+        start: int,
+        stop: int,
+    ) -> Array:
         """Take shares of the axes from a scrambled Sobol sequence [Sobol1967; Owen1998]."""
         qmc = import_extra("scipy.stats.qmc", "Sobol samples need SciPy", "explore")
         with warnings.catch_warnings():
@@ -308,7 +338,10 @@ class SearchSpace:
 
 
 def parse_space(
-    specs: Sequence[str], gpu: Gpu, sample: str | None = None, seed: int = 0
+    specs: Sequence[str],
+    gpu: Gpu,
+    sample: str | None = None,
+    seed: int = 0,
 ) -> SearchSpace:
     """Parse axes as people type them.
 
@@ -329,7 +362,11 @@ def parse_space(
     return SearchSpace(tuple(_parse_axis(spec, gpu, seed) for spec in specs), method, samples, seed)
 
 
-def _parse_axis(spec: str, gpu: Gpu, seed: int) -> SpaceAxis:
+def _parse_axis(
+    spec: str,
+    gpu: Gpu,
+    seed: int,
+) -> SpaceAxis:
     name, equals, text = spec.partition("=")
     if not equals or not name.strip() or not text.strip():
         raise bad_value("vary", "name=values, such as clock=600MHz:1980MHz:15MHz", spec)
@@ -361,7 +398,11 @@ def _parse_axis(spec: str, gpu: Gpu, seed: int) -> SpaceAxis:
     return SpaceAxis(field, values, continuous)
 
 
-def _parse_choices(text: str, field: VariedField, where: str) -> Array:
+def _parse_choices(
+    text: str,
+    field: VariedField,
+    where: str,
+) -> Array:
     """Return the numbers of the words of an axis."""
     place = {errors.fold_name(word): number for number, word in enumerate(field.choices)}
     numbers = []
@@ -376,7 +417,12 @@ def _parse_choices(text: str, field: VariedField, where: str) -> Array:
     return np.array(numbers)
 
 
-def parse_values(text: str, unit: str, where: str, seed: int = 0) -> tuple[Array, bool]:
+def parse_values(
+    text: str,
+    unit: str,
+    where: str,
+    seed: int = 0,
+) -> tuple[Array, bool]:
     """Return the values of a list or a range, or its two ends and True."""
     if ":" not in text:
         listed = np.array([units.parse(piece.strip(), unit, where) for piece in text.split(",")])

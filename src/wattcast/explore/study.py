@@ -9,15 +9,30 @@ import io
 import pickle
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import (
+    dataclass,
+    field,
+    fields,
+    is_dataclass,
+    replace,
+)
 from enum import Enum
-from functools import cached_property, lru_cache, partial
+from functools import (
+    cached_property,
+    lru_cache,
+    partial,
+)
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core.arrays import Array, Sweepable, as_sweep, sweep_values
+from wattcast.core.arrays import (
+    Array,
+    Sweepable,
+    as_sweep,
+    sweep_values,
+)
 from wattcast.explore.design_kernels import (
     analyse_design,
     find_used_programs,
@@ -31,11 +46,19 @@ from wattcast.explore.design_physics import (
     sms_at_equal_area,
 )
 from wattcast.explore.design_programs import DesignKernels
-from wattcast.explore.search_space import Constraint, FieldKind, SearchSpace
+from wattcast.explore.search_space import (
+    Constraint,
+    FieldKind,
+    SearchSpace,
+)
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.governor import REACTION_S, run_governed
-from wattcast.predictor.pipeline import WorkloadTotals, analyse_graph, total_at_clock
+from wattcast.predictor.pipeline import (
+    WorkloadTotals,
+    analyse_graph,
+    total_at_clock,
+)
 from wattcast.predictor.prediction_json import take_fields
 from wattcast.predictor.timeline import Timeline
 from wattcast.workload.graph import Graph, count_operators
@@ -154,7 +177,11 @@ class Study:
         return pack_value(self)
 
 
-def tabulate_points(study: Study, start: int, stop: int) -> Columns:
+def tabulate_points(
+    study: Study,
+    start: int,
+    stop: int,
+) -> Columns:
     """Evaluate the points from ``start`` to ``stop``.
 
     Those that meet every constraint are returned, as columns.
@@ -208,7 +235,9 @@ def evaluate_points(study: Study, columns: Columns) -> Columns:
 
 
 def _evaluate_in_chunks(
-    step: Callable[[Study, Columns], Columns], study: Study, columns: Columns
+    step: Callable[[Study, Columns], Columns],
+    study: Study,
+    columns: Columns,
 ) -> Columns:
     """Apply ``step`` to a few points at a time.
 
@@ -412,7 +441,11 @@ def _evaluate_governed(study: Study, columns: Columns) -> Columns:
     return _total_columns(totals, clock_hz, study.graph.gpu_count) | settled_columns
 
 
-def _total_columns(totals: WorkloadTotals, clock_hz: Array, gpus: int) -> Columns:
+def _total_columns(
+    totals: WorkloadTotals,
+    clock_hz: Array,
+    gpus: int,
+) -> Columns:
     """Return the columns of results: power and energy of one GPU, and of all that share a run."""
     one_gpu = take_fields(totals, "latency_s", "power_w", "energy_j")
     return {

@@ -17,8 +17,19 @@ import io
 import multiprocessing
 import signal
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+    Sequence,
+)
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    wait,
+)
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -30,8 +41,18 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast import __version__
-from wattcast.core import BadInput, arrays, bad_value, check_names
-from wattcast.core.errors import CannotWrite, Refused, WattcastError, import_extra
+from wattcast.core import (
+    BadInput,
+    arrays,
+    bad_value,
+    check_names,
+)
+from wattcast.core.errors import (
+    CannotWrite,
+    Refused,
+    WattcastError,
+    import_extra,
+)
 from wattcast.core.row_tables import catch_panics, import_polars
 from wattcast.core.strict_files import decode_json, read_bytes
 from wattcast.core.units import show
@@ -380,7 +401,12 @@ def process_runner(count: int) -> Runner:
 
 
 def _run_on_pool(
-    pool: Executor, work: SweepWork, waiting: deque[int], most: int, *, here: bool = False
+    pool: Executor,
+    work: SweepWork,
+    waiting: deque[int],
+    most: int,
+    *,
+    here: bool = False,
 ) -> Iterator[SweepPart]:
     """Compute parts, ``most`` at a time in the pool, so that no memory fills up.
 
@@ -499,10 +525,19 @@ def cluster_runner(address: str, workers: int | None = None) -> Runner:
     return runner
 
 
-def _connect_client(dask: Any, stack: ExitStack, address: str, workers: int | None) -> Any:
+def _connect_client(
+    dask: Any,
+    stack: ExitStack,
+    address: str,
+    workers: int | None,
+) -> Any:
     """Return a client of the cluster once it has a worker; ``stack`` closes it."""
     if address == "local":
-        options = {"threads_per_worker": 1, "processes": True, "dashboard_address": None}
+        options = {
+            "threads_per_worker": 1,
+            "processes": True,
+            "dashboard_address": None,
+        }
         cluster = stack.enter_context(dask.LocalCluster(n_workers=workers, **options))
         client = stack.enter_context(dask.Client(cluster))
     else:

@@ -8,7 +8,12 @@ from wattcast.hardware.catalogue_reader import (
     node_of_gpu,
     strip_board,
 )
-from wattcast.hardware.gpu import DEFAULT_TEMPERATURE_C, Gpu, Node, OperatingPoint
+from wattcast.hardware.gpu import (
+    DEFAULT_TEMPERATURE_C,
+    Gpu,
+    Node,
+    OperatingPoint,
+)
 
 __all__ = ["DEFAULT_TEMPERATURE_C", "Gpu", "Node", "OperatingPoint"]
 __all__ += ["gpu_names", "gpus", "load_gpu", "load_gpu_file", "node_of_gpu", "strip_board"]

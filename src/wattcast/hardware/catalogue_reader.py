@@ -16,10 +16,27 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from wattcast.core import Dtype, bad_value, errors, files, units
-from wattcast.core.strict_files import PublishedClaim, decode_yaml, read_bytes, read_shipped_table
+from wattcast.core import (
+    Dtype,
+    bad_value,
+    errors,
+    files,
+    units,
+)
+from wattcast.core.strict_files import (
+    PublishedClaim,
+    decode_yaml,
+    read_bytes,
+    read_shipped_table,
+)
 from wattcast.hardware import gpu as chip
-from wattcast.hardware.gpu import CardUse, ClockCurve, Fabric, Gpu, Node
+from wattcast.hardware.gpu import (
+    CardUse,
+    ClockCurve,
+    Fabric,
+    Gpu,
+    Node,
+)
 
 MAX_GPU_FILE_BYTE = 1 << 20
 MAX_NODE_FILE_BYTE = 1 << 16
@@ -171,7 +188,12 @@ def _load_by_name(name: str) -> Gpu:
     if name in _BOARDS:
         gpu = _load_by_name(_BOARDS[name]["gpu"])
         part = _BOARDS[name]["part_number"]
-        return replace(gpu, name=name, title=f"{gpu.title}, board {part}", board=part)
+        return replace(
+            gpu,
+            name=name,
+            title=f"{gpu.title}, board {part}",
+            board=part,
+        )
     return load_gpu_file(files("wattcast.hardware").joinpath("catalogue", f"{name}.yaml"))
 
 
@@ -180,7 +202,11 @@ def load_gpu_file(path: Path) -> Gpu:
     return parse_gpu(read_bytes(path, MAX_GPU_FILE_BYTE), path.stem, path.name)
 
 
-def parse_gpu(data: bytes, name: str, where: str) -> Gpu:
+def parse_gpu(
+    data: bytes,
+    name: str,
+    where: str,
+) -> Gpu:
     """Return the GPU that the bytes of a GPU file describe."""
     return _Reader(decode_yaml(data, _GpuFile, where), where).read_gpu(name)
 
@@ -188,7 +214,11 @@ def parse_gpu(data: bytes, name: str, where: str) -> Gpu:
 class _Reader:
     """Walks one file, turning leaves into SI numbers and remembering who published each."""
 
-    def __init__(self, file: Any, where: str) -> None:
+    def __init__(
+        self,
+        file: Any,
+        where: str,
+    ) -> None:
         self.file = file
         self.where = where
         self.claims: dict[str, PublishedClaim] = {}
@@ -239,7 +269,11 @@ class _Reader:
             unknown=self.unknown,
         )
 
-    def rates(self, leaves: dict[str, _Leaf], key: str) -> dict[Dtype, Any]:
+    def rates(
+        self,
+        leaves: dict[str, _Leaf],
+        key: str,
+    ) -> dict[Dtype, Any]:
         """Return rates per cycle and SM by number format."""
         rates = {}
         for name, leaf in leaves.items():
@@ -256,7 +290,14 @@ class _Reader:
             raise bad_value(f"{self.where}: {key}_per_cycle_sm", expected, "none")
         return rates
 
-    def number(self, leaf: _Leaf, key: str, unit: str, field: str, needed: bool = False) -> Any:
+    def number(
+        self,
+        leaf: _Leaf,
+        key: str,
+        unit: str,
+        field: str,
+        needed: bool = False,
+    ) -> Any:
         """Return a number above zero, or None where nobody published it."""
         if self.published(leaf, key, field) is None:
             if needed:
@@ -273,11 +314,21 @@ class _Reader:
                 raise bad_value(where, f"from {low:g} to {high:g} {unit}".rstrip(), text)
         return value
 
-    def text(self, leaf: _Leaf, key: str) -> str:
+    def text(
+        self,
+        leaf: _Leaf,
+        key: str,
+    ) -> str:
         value = self.published(leaf, key, key)
         return "unknown" if value is None else str(value)
 
-    def curve(self, leaf: _CurveLeaf, key: str, unit: str, field: str) -> ClockCurve | None:
+    def curve(
+        self,
+        leaf: _CurveLeaf,
+        key: str,
+        unit: str,
+        field: str,
+    ) -> ClockCurve | None:
         if self.published(leaf, key, field) is None:
             return None
         if len(leaf.clock) != len(leaf.value):
@@ -296,13 +347,23 @@ class _Reader:
             raise bad_value(f"{self.where}: {key}.clock", "rising clocks", ", ".join(leaf.clock))
         return ClockCurve(np.array(clocks_hz), np.array(values))
 
-    def _parse_all(self, texts: list[str], unit: str, key: str) -> list[float]:
+    def _parse_all(
+        self,
+        texts: list[str],
+        unit: str,
+        key: str,
+    ) -> list[float]:
         numbers = []
         for i, text in enumerate(texts):
             numbers.append(units.parse(text, unit, f"{self.where}: {key}[{i}]"))
         return numbers
 
-    def published(self, leaf: _Leaf | _CurveLeaf, key: str, field: str) -> Any:
+    def published(
+        self,
+        leaf: _Leaf | _CurveLeaf,
+        key: str,
+        field: str,
+    ) -> Any:
         """Return the value of a leaf, remembering who published it and who says otherwise.
 
         It is None where the leaf gives the reason why nobody published it.
@@ -325,7 +386,11 @@ class _Reader:
         self.claims[field] = PublishedClaim(source, leaf.note, tuple(statements))
         return leaf.value
 
-    def cite(self, source: str, key: str) -> str:
+    def cite(
+        self,
+        source: str,
+        key: str,
+    ) -> str:
         if source not in self.file.sources:
             expected = f"one of {', '.join(self.file.sources)}"
             raise bad_value(f"{self.where}: {key}.source", expected, source)
@@ -381,7 +446,11 @@ def node_of_gpu(gpu: str) -> Node:
     return load_node("pcie-box")
 
 
-def parse_node(data: bytes, name: str, where: str) -> Node:
+def parse_node(
+    data: bytes,
+    name: str,
+    where: str,
+) -> Node:
     """Return the node that the bytes of a node file describe; each value stands with its source."""
     file = decode_yaml(data, _NodeFile, where)
     reader = _Reader(file, where)
@@ -412,7 +481,11 @@ def parse_node(data: bytes, name: str, where: str) -> Node:
     )
 
 
-def _read_pcie_tree(file: _NodeFile, reader: _Reader, count: int) -> dict[str, Any]:
+def _read_pcie_tree(
+    file: _NodeFile,
+    reader: _Reader,
+    count: int,
+) -> dict[str, Any]:
     """Return how PCIe joins the cards of a node, as far as its file says so."""
     tree: dict[str, Any] = {}
     for key in ("switch_gpus", "socket_gpus"):

@@ -7,15 +7,30 @@ means that nobody published it. Rates are per core-clock cycle, so they hold at 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import (
+    dataclass,
+    field,
+    fields,
+    is_dataclass,
+    replace,
+)
 from enum import StrEnum
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core import Dtype, bad_value, unknown_name
-from wattcast.core.arrays import Array, Sweepable, as_sweep, check_positive
+from wattcast.core import (
+    Dtype,
+    bad_value,
+    unknown_name,
+)
+from wattcast.core.arrays import (
+    Array,
+    Sweepable,
+    as_sweep,
+    check_positive,
+)
 from wattcast.core.errors import MissingSpecification
 from wattcast.core.strict_files import PublishedClaim
 
@@ -41,7 +56,11 @@ class Node:
     multicast: bool  # the switch adds up and repeats what it is sent (NVLink SHARP)
     network: str  # what the network is
     network_byte_per_s: float | None  # one direction, per GPU; None: no network known
-    claims: dict[str, PublishedClaim] = field(default_factory=dict, repr=False, compare=False)
+    claims: dict[str, PublishedClaim] = field(
+        default_factory=dict,
+        repr=False,
+        compare=False,
+    )
     switch_gpus: int = 1  # cards below one PCIe switch; 1: none
     socket_gpus: int | None = None  # cards of one processor socket; None: all
     socket_byte_per_s: float | None = None  # one direction between sockets; None: by generation
@@ -219,7 +238,12 @@ class Gpu:
         return gpu
 
 
-def _replace_field(node: Any, parts: list[str], value: Sweepable, path: str) -> Any:
+def _replace_field(
+    node: Any,
+    parts: list[str],
+    value: Sweepable,
+    path: str,
+) -> Any:
     head = parts[0]
     inner_parts = parts[1:]
     names = [item.name for item in fields(node)]
@@ -261,7 +285,14 @@ def list_published_numbers(gpu: Gpu) -> list[dict[str, Any]]:
     for path, value in number_fields(gpu):
         claim = vars(gpu.claims.get(path, PublishedClaim("")))
         disputed = [list(statement) for statement in claim["disputed"]]
-        rows.append({"field": path, "value": float(value), **claim, "disputed": disputed})
+        rows.append(
+            {
+                "field": path,
+                "value": float(value),
+                **claim,
+                "disputed": disputed,
+            }
+        )
     return rows
 
 

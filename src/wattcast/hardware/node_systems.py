@@ -15,9 +15,18 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from wattcast.core import bad_value, errors, files, units
+from wattcast.core import (
+    bad_value,
+    errors,
+    files,
+    units,
+)
 from wattcast.core.arrays import Array
-from wattcast.core.strict_files import PublishedClaim, decode_yaml, read_bytes
+from wattcast.core.strict_files import (
+    PublishedClaim,
+    decode_yaml,
+    read_bytes,
+)
 
 MAX_SYSTEM_FILE_BYTE = 1 << 16
 MOST_DEVICES = 100_000
@@ -55,8 +64,17 @@ class _SystemFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 # What is taken where a system's file says "unknown", as the reasons in the files say.
-_TAKEN: dict[str, float] = {"inlet_limit": 30.0, "dpu_count": 1, "drive_count": 8}
-_TAKEN_OF_RACK = {"dpu_count": 27, "drive_count": 72, "supply_count": 48, "supply_rating": 5500.0}
+_TAKEN: dict[str, float] = {
+    "inlet_limit": 30.0,
+    "dpu_count": 1,
+    "drive_count": 8,
+}
+_TAKEN_OF_RACK = {
+    "dpu_count": 27,
+    "drive_count": 72,
+    "supply_count": 48,
+    "supply_rating": 5500.0,
+}
 _RACK_GPUS = 32  # a system of more GPUs is a rack
 
 
@@ -81,8 +99,16 @@ class NodeSystem:
     supply_classes: tuple[str, str]  # of which losses are largest, and least
     inlet_limit_c: float
     is_liquid: bool
-    claims: dict[str, PublishedClaim] = field(default_factory=dict, repr=False, compare=False)
-    unknown: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
+    claims: dict[str, PublishedClaim] = field(
+        default_factory=dict,
+        repr=False,
+        compare=False,
+    )
+    unknown: dict[str, str] = field(
+        default_factory=dict,
+        repr=False,
+        compare=False,
+    )
 
     @property
     def supplies_w(self) -> float:
@@ -138,7 +164,11 @@ def find_system(name: str, folder: Path) -> NodeSystem:
     return load_system(name)
 
 
-def parse_system(data: bytes, name: str, where: str) -> NodeSystem:
+def parse_system(
+    data: bytes,
+    name: str,
+    where: str,
+) -> NodeSystem:
     """Return the system that the bytes of a file describe; each value stands with its source."""
     file = decode_yaml(data, _SystemFile, where)
     reader = _SystemReader(file, where)
@@ -175,7 +205,11 @@ def parse_system(data: bytes, name: str, where: str) -> NodeSystem:
 class _SystemReader:
     """Walks one file and remembers who published each value, and why others are unknown."""
 
-    def __init__(self, file: _SystemFile, where: str) -> None:
+    def __init__(
+        self,
+        file: _SystemFile,
+        where: str,
+    ) -> None:
         self.file = file
         self.where = where
         self.taken = _TAKEN
@@ -203,7 +237,11 @@ class _SystemReader:
         self.claims[key] = PublishedClaim(self.file.sources[leaf.source], leaf.note, statements)
         return leaf.value
 
-    def read_count(self, key: str, least: int = 0) -> int:
+    def read_count(
+        self,
+        key: str,
+        least: int = 0,
+    ) -> int:
         """Return a whole number of devices."""
         value = self.read(key)
         if value is None:
@@ -213,7 +251,12 @@ class _SystemReader:
             raise bad_value(f"{self.where}: {key}", wanted, value)
         return value
 
-    def read_quantity(self, key: str, unit: str, is_optional: bool = False) -> float | None:
+    def read_quantity(
+        self,
+        key: str,
+        unit: str,
+        is_optional: bool = False,
+    ) -> float | None:
         """Return a quantity above zero."""
         text = self.read(key)
         if text is None:
@@ -223,7 +266,11 @@ class _SystemReader:
             raise bad_value(f"{self.where}: {key}", "a number above zero", text)
         return value
 
-    def read_known_quantity(self, key: str, unit: str) -> float:
+    def read_known_quantity(
+        self,
+        key: str,
+        unit: str,
+    ) -> float:
         """Return a quantity that a system cannot do without."""
         value = self.read_quantity(key, unit)
         assert value is not None, "a value is taken where it is unknown"

@@ -1,7 +1,17 @@
 """Graph -> Kernels."""
 
-from wattcast.kernels.kernel_table import Kernels, LibraryStyle, ReferenceChip, RunCondition
-from wattcast.kernels.lowering import build_kernels, lower_graph, lower_graphs, reference_chip
+from wattcast.kernels.kernel_table import (
+    Kernels,
+    LibraryStyle,
+    ReferenceChip,
+    RunCondition,
+)
+from wattcast.kernels.lowering import (
+    build_kernels,
+    lower_graph,
+    lower_graphs,
+    reference_chip,
+)
 
 __all__ = [
     "Kernels",

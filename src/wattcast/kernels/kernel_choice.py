@@ -8,7 +8,11 @@ decision trees were fitted too, their votes are mixed in.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -18,7 +22,12 @@ import numpy.typing as npt
 
 from wattcast.coefficients import load_coefficients
 from wattcast.core import bad_value
-from wattcast.core.arrays import Array, Mask, index_distinct, map_blocks
+from wattcast.core.arrays import (
+    Array,
+    Mask,
+    index_distinct,
+    map_blocks,
+)
 from wattcast.core.tree_ensemble import NodeIndex, TreeWalk
 from wattcast.kernels.kernel_labels import (
     KERNEL_KINDS,
@@ -32,7 +41,12 @@ from wattcast.kernels.kernel_labels import (
     tile_constants,
     tiles_per_sm,
 )
-from wattcast.kernels.kernel_picks import KernelPicks, RowIndex, join_picks, picks_of_labels
+from wattcast.kernels.kernel_picks import (
+    KernelPicks,
+    RowIndex,
+    join_picks,
+    picks_of_labels,
+)
 
 
 @dataclass(frozen=True)
@@ -71,7 +85,11 @@ class Candidates(NamedTuple):
     split: Mask  # of K over blocks
 
 
-def candidate_terms(sizes: ProductSizes, candidates: Candidates, sm_count: float) -> Array:
+def candidate_terms(
+    sizes: ProductSizes,
+    candidates: Candidates,
+    sm_count: float,
+) -> Array:
     """Return what each candidate would do with each product, ``(term, row, candidate)``.
 
     The first term is the log of a rough cost: cycles of compute or loads, whichever is more. Others
@@ -146,7 +164,11 @@ class TreeVotes:
         if len(shapes) != 1 or self.feature.ndim != 2:
             raise bad_value("kernel choice", "votes of one shape (tree, node)", shapes)
 
-    def share(self, columns: Array, candidates: int) -> Array:
+    def share(
+        self,
+        columns: Array,
+        candidates: int,
+    ) -> Array:
         """Return the share of the trees that vote for each candidate, ``(row, candidate)``."""
         leaf = self._walk.leaves(columns)
         first_cell = np.arange(0, len(columns) * candidates, candidates)[:, np.newaxis]
@@ -164,14 +186,23 @@ class TreeVotes:
 
     @classmethod
     def from_arrays(
-        cls, arrays: Mapping[str, Any], prefix: str, columns: int, candidates: int
+        cls,
+        arrays: Mapping[str, Any],
+        prefix: str,
+        columns: int,
+        candidates: int,
     ) -> TreeVotes | None:
         """Build the trees from what ``to_arrays`` saved; None where there is nothing."""
         if f"{prefix}.feature" not in arrays:
             return None
         saved = {name: np.asarray(arrays[f"{prefix}.{name}"]) for name in _VOTE_ARRAYS}
         nodes = saved["left"].shape[-1]
-        ends = {"feature": columns, "candidate": candidates, "left": nodes, "right": nodes}
+        ends = {
+            "feature": columns,
+            "candidate": candidates,
+            "left": nodes,
+            "right": nodes,
+        }
         indices: dict[str, NodeIndex] = {}
         for name, end in ends.items():
             if (saved[name] < 0).any() or (saved[name] >= end).any():
@@ -221,7 +252,12 @@ class KernelChooser:
         """Whether all candidates are of one kind."""
         return len(set(self.kind.tolist())) == 1
 
-    def score(self, sizes: ProductSizes, shape: Array, sm_count: float) -> Array:
+    def score(
+        self,
+        sizes: ProductSizes,
+        shape: Array,
+        sm_count: float,
+    ) -> Array:
         """Return the log of likelihood of each candidate for each product, ``(row, candidate)``."""
         terms = candidate_terms(sizes, self.candidates, sm_count)
         by_shape = self.own[:, 0] + ((shape - self.mean) / self.spread) @ self.own[:, 1:].T
@@ -229,7 +265,11 @@ class KernelChooser:
         # one another.
         return np.asarray(by_shape + np.matmul(self.weight, terms.transpose(1, 0, 2)))
 
-    def picks(self, best: npt.NDArray[np.intp], share: Array) -> KernelPicks:
+    def picks(
+        self,
+        best: npt.NDArray[np.intp],
+        share: Array,
+    ) -> KernelPicks:
         """Return candidates ``(row, pick)`` with how likely each is."""
         columns = self._table.take(best, axis=1)
         kind = self._kind_index.take(best)
@@ -250,7 +290,10 @@ KernelChoice = Mapping[str, KernelChooser]  # by the name of the chooser, such a
 
 
 def impossible_candidates(
-    kind: npt.NDArray[np.str_], m: Array, shape: Array, names: Sequence[str]
+    kind: npt.NDArray[np.str_],
+    m: Array,
+    shape: Array,
+    names: Sequence[str],
 ) -> Mask:
     """Return the candidates that no library takes for a product, ``(row, candidate)``.
 
@@ -324,7 +367,10 @@ def _labels_run(kernels_run: Sequence[KernelsRun]) -> dict[int, KernelLabel]:
 
 
 def _pick_in_blocks(
-    rows: RowIndex, chooser: KernelChooser, columns: Array, sm_count: float
+    rows: RowIndex,
+    chooser: KernelChooser,
+    columns: Array,
+    sm_count: float,
 ) -> list[tuple[RowIndex, KernelPicks]]:
     """Return some rows and their picks, block by block.
 
@@ -336,7 +382,11 @@ def _pick_in_blocks(
 
 
 def _pick_fitted(
-    rows: RowIndex, chooser: KernelChooser, columns: Array, sm_count: float, block: slice
+    rows: RowIndex,
+    chooser: KernelChooser,
+    columns: Array,
+    sm_count: float,
+    block: slice,
 ) -> tuple[RowIndex, KernelPicks]:
     """Return a block of the rows and their picks.
 
@@ -401,4 +451,8 @@ def _chooser_from_arrays(arrays: Mapping[str, Any], prefix: str) -> KernelChoose
     saved = {item: np.asarray(arrays[f"{prefix}.{item}"]) for item in _CHOOSER_ARRAYS}
     names: Any = tuple(str(column) for column in saved.pop("names"))
     votes = TreeVotes.from_arrays(arrays, f"{prefix}.votes", len(names), len(saved["kind"]))
-    return KernelChooser(**saved, names=names, votes=votes)
+    return KernelChooser(
+        **saved,
+        names=names,
+        votes=votes,
+    )

@@ -99,7 +99,11 @@ def kind_columns() -> Array:
     return np.array([by_kind[kind] for kind in KERNEL_KINDS]).T.copy()
 
 
-def tile_constants(kind: npt.NDArray[np.int64], tile_n: Array, tile_m: Array) -> Array:
+def tile_constants(
+    kind: npt.NDArray[np.int64],
+    tile_n: Array,
+    tile_m: Array,
+) -> Array:
     """Return the fields of ``TileConstants``, ``(field, ...)``."""
     step_byte, blocks, fewest, cuda, exponent, crossings = kind_columns()[:, kind]
     area = tile_n * tile_m

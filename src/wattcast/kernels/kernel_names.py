@@ -102,7 +102,10 @@ def parse_kernel_name(name: str) -> ParsedKernelName:
 
 
 def _read_product_name(
-    name: str, parts: dict[str, str | None], library: str, usual_architecture: str
+    name: str,
+    parts: dict[str, str | None],
+    library: str,
+    usual_architecture: str,
 ) -> ParsedKernelName:
     """Return what the name of a matrix product says, by the parts that its grammar names."""
     generation = parts.get("arch") or usual_architecture

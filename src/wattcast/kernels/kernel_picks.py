@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Hashable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -10,7 +15,12 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core.arrays import Array, CodedColumn, Mask, index_distinct
+from wattcast.core.arrays import (
+    Array,
+    CodedColumn,
+    Mask,
+    index_distinct,
+)
 from wattcast.kernels.kernel_labels import (
     KERNEL_KINDS,
     KernelLabel,
@@ -92,7 +102,9 @@ _Form = TypeVar("_Form", bound=Hashable)
 
 
 def blend_families(
-    name_of: Callable[[_Form, str], str], forms: CodedColumn[_Form], picks: KernelPicks
+    name_of: Callable[[_Form, str], str],
+    forms: CodedColumn[_Form],
+    picks: KernelPicks,
 ) -> tuple[CodedColumn[str], dict[str, Array]]:
     """Return the family of the likeliest kernel of each row, and how likely each family is.
 

@@ -6,22 +6,51 @@ before any clock is known; ``predictor/timeline.py`` turns it into cycles and se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import (
+    Callable,
+    Hashable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from dataclasses import (
+    dataclass,
+    field,
+    fields,
+)
 from enum import StrEnum
-from functools import cache, cached_property, lru_cache
+from functools import (
+    cache,
+    cached_property,
+    lru_cache,
+)
 from itertools import accumulate, chain
-from typing import Any, NamedTuple, TypeVar
+from typing import (
+    Any,
+    NamedTuple,
+    TypeVar,
+)
 
 import numpy as np
 import numpy.typing as npt
 
 from wattcast.coefficients import load_coefficients
-from wattcast.core.arrays import Array, CodedColumn, Mask, Sweepable, index_distinct, map_distinct
+from wattcast.core.arrays import (
+    Array,
+    CodedColumn,
+    Mask,
+    Sweepable,
+    index_distinct,
+    map_distinct,
+)
 from wattcast.kernels.kernel_choice import KernelChoice
 from wattcast.kernels.kernel_labels import NOT_RUN, KernelsRun
 from wattcast.workload.engine_schedule import EngineStep
-from wattcast.workload.operator_base import Operator, OperatorColumns, select_operators
+from wattcast.workload.operator_base import (
+    Operator,
+    OperatorColumns,
+    select_operators,
+)
 
 Columns = dict[str, Array]  # each ``(row,)``
 RowIndex = npt.NDArray[np.int64]
@@ -77,10 +106,17 @@ class ReferenceChip:
     style: LibraryStyle = LibraryStyle.HOPPER
     shared_byte: float = 0.0  # that the blocks of an SM share; 0: unknown
     # how its library picks kernels; None: unknown
-    choice: KernelChoice | None = field(default=None, compare=False, repr=False)
+    choice: KernelChoice | None = field(
+        default=None,
+        compare=False,
+        repr=False,
+    )
     # work of operators met before: it depends on nothing that a sweep changes
     known_work: dict[Hashable, KernelWork] = field(
-        default_factory=dict, init=False, compare=False, repr=False
+        default_factory=dict,
+        init=False,
+        compare=False,
+        repr=False,
     )
 
     @property
@@ -157,7 +193,11 @@ class ConditionColumns:
             if isinstance(values, np.ndarray):
                 columns[name] = values[rows]
         kernels_run = [self.ran[row] for row in rows.tolist()]
-        return ConditionColumns(usual=False, ran=kernels_run, **columns)
+        return ConditionColumns(
+            usual=False,
+            ran=kernels_run,
+            **columns,
+        )
 
 
 @lru_cache(maxsize=1024)
@@ -321,7 +361,10 @@ class Kernels:
         return tuple(note for note in self.notes.values if note)
 
     def select_rows(
-        self, rows: RowIndex, ops: Sequence[Operator], segments: tuple[IssueSegment, ...] = ()
+        self,
+        rows: RowIndex,
+        ops: Sequence[Operator],
+        segments: tuple[IssueSegment, ...] = (),
     ) -> Kernels:
         """Return some rows as kernels of their own; ``ops`` equal theirs under other labels."""
         rate = self.pipe_per_cycle

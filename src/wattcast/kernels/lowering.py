@@ -21,7 +21,11 @@ from wattcast.core.arrays import (
     sweep_values,
 )
 from wattcast.hardware import Gpu
-from wattcast.kernels.families import KernelMapping, kernel_mapping, load_families
+from wattcast.kernels.families import (
+    KernelMapping,
+    kernel_mapping,
+    load_families,
+)
 from wattcast.kernels.kernel_table import (
     USUAL_CONDITION,
     WORK,
@@ -70,7 +74,11 @@ PIPE_EVENTS = tuple(dict.fromkeys([*TENSOR_EVENT.values(), *CUDA_EVENT.values()]
 GraphRows = tuple[RowIndex, Sequence[Operator], tuple[IssueSegment, ...]]
 
 
-def lower_graph(graph: Graph, gpu: Gpu, reference: ReferenceChip) -> Kernels:
+def lower_graph(
+    graph: Graph,
+    gpu: Gpu,
+    reference: ReferenceChip,
+) -> Kernels:
     """Return the kernels a graph becomes on ``gpu``, a row per distinct operator, in issue
     order.
     """
@@ -81,7 +89,9 @@ def lower_graph(graph: Graph, gpu: Gpu, reference: ReferenceChip) -> Kernels:
 
 
 def lower_graphs(
-    graphs: Sequence[Graph], gpu: Gpu, reference: ReferenceChip
+    graphs: Sequence[Graph],
+    gpu: Gpu,
+    reference: ReferenceChip,
 ) -> tuple[Kernels, list[GraphRows]]:
     """Return one table with the kernels of all graphs.
 
@@ -251,7 +261,11 @@ def compute_work(
     columns["between_dram_byte"] = between_byte * evicted_share
     features |= _ideal_features(columns, rates, reference)
     features |= family_likelihood(kernel_family, {name: features[name] for name in likelihoods})
-    return KernelWork(kernel_family=kernel_family, features=features, **columns)
+    return KernelWork(
+        kernel_family=kernel_family,
+        features=features,
+        **columns,
+    )
 
 
 def _count_as_profiler(
@@ -293,7 +307,11 @@ def _rows_by(mappings: CodedColumn[KernelMapping], name: str) -> list[tuple[Any,
     return sorted(rows, key=lambda item: f"{item[0].__module__}.{item[0].__qualname__}")
 
 
-def _ideal_features(work: Columns, rate: Array, reference: ReferenceChip) -> Columns:
+def _ideal_features(
+    work: Columns,
+    rate: Array,
+    reference: ReferenceChip,
+) -> Columns:
     """Return log2 of the ideal cycles of each phase on the reference chip.
 
     They are features in every family.
@@ -356,7 +374,11 @@ def _choose_pipes(ops: Sequence[Operator], gpu: Gpu) -> _Pipes:
     )
 
 
-def _choose_pipe(tensor_cores: bool, dtype: Dtype, gpu: Gpu) -> tuple[str, Sweepable, str]:
+def _choose_pipe(
+    tensor_cores: bool,
+    dtype: Dtype,
+    gpu: Gpu,
+) -> tuple[str, Sweepable, str]:
     """Return the event of a pipe, its rate per cycle and SM, and what had to be assumed.
 
     Products run on tensor cores where the chip has them for the format, else on CUDA cores. Other

@@ -9,7 +9,11 @@ import numpy as np
 
 from wattcast.coefficients import load_coefficients
 from wattcast.core.arrays import Array
-from wattcast.kernels.kernel_table import KernelWork, LibraryStyle, ReferenceChip
+from wattcast.kernels.kernel_table import (
+    KernelWork,
+    LibraryStyle,
+    ReferenceChip,
+)
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,11 @@ def shares_steps(tiles: float, sm_count: float) -> bool:
     return waves < MACHETE.shared_waves and not waves % 1.0 >= MACHETE.full_wave
 
 
-def choose_machete_tile(m: int, n: int, k: int) -> MacheteTile:
+def choose_machete_tile(
+    m: int,
+    n: int,
+    k: int,
+) -> MacheteTile:
     """Return the tile that vLLM chooses by size (``csrc/quantization/machete/generate.py``).
 
     Between 33 and 64 tokens small weights get tiles of 16 tokens, so that each weight is widened
@@ -70,7 +78,11 @@ def choose_machete_tile(m: int, n: int, k: int) -> MacheteTile:
     return _choose_small_tile(m, n, k)
 
 
-def _choose_small_tile(m: int, n: int, k: int) -> MacheteTile:
+def _choose_small_tile(
+    m: int,
+    n: int,
+    k: int,
+) -> MacheteTile:
     """Return the tile of at most 64 tokens."""
     if m > 32:
         if k <= 6144 and n <= 6144:

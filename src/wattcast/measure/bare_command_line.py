@@ -11,13 +11,20 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from wattcast.core.errors import OUT_OF_MEMORY, ExitCode, WattcastError
+from wattcast.core.errors import (
+    OUT_OF_MEMORY,
+    ExitCode,
+    WattcastError,
+)
 from wattcast.core.option_declaration import DeclaredOption, list_declared
 from wattcast.measure.measure_verbs import Verb, VerbResult
 
 
 def run_command_line(
-    program: str, about: str, verbs_of_all: Sequence[Verb], arguments: list[str] | None = None
+    program: str,
+    about: str,
+    verbs_of_all: Sequence[Verb],
+    arguments: list[str] | None = None,
 ) -> int:
     """Parse, call one verb, print; errors are one paragraph on stderr."""
     values = vars(_make_parser(program, about, verbs_of_all).parse_args(arguments))
@@ -42,7 +49,11 @@ def run_command_line(
     return int(result.exit_code)
 
 
-def _make_parser(program: str, about: str, verbs: Sequence[Verb]) -> argparse.ArgumentParser:
+def _make_parser(
+    program: str,
+    about: str,
+    verbs: Sequence[Verb],
+) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=program, description=about)
     subparsers = parser.add_subparsers(required=True, metavar="VERB")
     for verb in verbs:
@@ -65,11 +76,22 @@ def _add_option(parser: argparse.ArgumentParser, declared: DeclaredOption) -> No
     kind = declared.element_members[0]
     if declared.is_sequence:
         how_many = argparse.REMAINDER if kind is str else "+"
-        parser.add_argument(declared.field, nargs=how_many, type=kind, help=text)
+        parser.add_argument(
+            declared.field,
+            nargs=how_many,
+            type=kind,
+            help=text,
+        )
         return
     if option.positional:
         default = declared.default
-        parser.add_argument(declared.field, nargs="?", type=kind, default=default, help=text)
+        parser.add_argument(
+            declared.field,
+            nargs="?",
+            type=kind,
+            default=default,
+            help=text,
+        )
         return
     settings: dict[str, Any] = {"dest": declared.field, "help": text}
     if kind is bool:

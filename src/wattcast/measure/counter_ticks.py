@@ -52,7 +52,11 @@ class CounterTicks:
     step_s: float | None = None
     late_s: Array | None = None
 
-    def between(self, start_s: float, end_s: float) -> CounterTicks:
+    def between(
+        self,
+        start_s: float,
+        end_s: float,
+    ) -> CounterTicks:
         """Return the steps inside the closed interval."""
         return self._part((self.time_s >= start_s) & (self.time_s <= end_s))
 
@@ -235,14 +239,22 @@ class UnwrappedCounter:
     (4000000.0, 3.0)
     """
 
-    def __init__(self, range_j: float | None, most_w: float = np.inf) -> None:
+    def __init__(
+        self,
+        range_j: float | None,
+        most_w: float = np.inf,
+    ) -> None:
         self._range_j = range_j or np.inf
         self._most_w = most_w
         self._previous_j = 0.0
         self._previous_s = np.nan
         self._offset_j = 0.0
 
-    def follow(self, now_j: float, at_s: float = np.nan) -> float:
+    def follow(
+        self,
+        now_j: float,
+        at_s: float = np.nan,
+    ) -> float:
         """Return the counter without its wraps; NaN, a reading that failed, is passed over."""
         if not np.isfinite(now_j):
             return now_j
@@ -254,7 +266,11 @@ class UnwrappedCounter:
         self._previous_s = at_s
         return now_j + self._offset_j
 
-    def _is_wrap(self, now_j: float, at_s: float) -> bool:
+    def _is_wrap(
+        self,
+        now_j: float,
+        at_s: float,
+    ) -> bool:
         passed_s = at_s - self._previous_s
         if np.isfinite(passed_s) and np.isfinite(self._most_w):
             risen_j = self._range_j - self._previous_j + now_j

@@ -22,7 +22,11 @@ class CudaError(WattcastError):
     """A CUDA or NVRTC call failed."""
 
 
-def compile_cubin(source: str, architecture: str = "sm_90", name: str = "kernel.cu") -> bytes:
+def compile_cubin(
+    source: str,
+    architecture: str = "sm_90",
+    name: str = "kernel.cu",
+) -> bytes:
     """Compile CUDA C ``source`` to machine code; no GPU is needed."""
     nvrtc = import_bindings("nvrtc")
     try:
@@ -164,11 +168,19 @@ class CudaDevice:
         major, minor = self.capability
         return f"sm_{major}{minor}{'a' if major == 9 else ''}"
 
-    def call(self, name: str, *arguments: Any) -> Any:
+    def call(
+        self,
+        name: str,
+        *arguments: Any,
+    ) -> Any:
         """Call a driver function by name and return its value, or raise an error that names it."""
         return self.check(getattr(self.driver, name)(*arguments), name)
 
-    def check(self, result: tuple[Any, ...], what: str) -> Any:
+    def check(
+        self,
+        result: tuple[Any, ...],
+        what: str,
+    ) -> Any:
         """Return the value of a driver call's result, or raise its error."""
         status, *values = result
         code = int(status)
@@ -190,29 +202,52 @@ class CudaDevice:
         """Give memory back."""
         self.call("cuMemFree", address)
 
-    def upload(self, address: int, values: Bytes) -> None:
+    def upload(
+        self,
+        address: int,
+        values: Bytes,
+    ) -> None:
         """Copy a host array to device memory."""
         values = np.ascontiguousarray(values)
         self.call("cuMemcpyHtoD", address, values.ctypes.data, values.nbytes)
         # The copy may still be under way, and our stream does not wait for it.
         self.call("cuCtxSynchronize")
 
-    def download(self, address: int, count: int, dtype: npt.DTypeLike) -> Bytes:
+    def download(
+        self,
+        address: int,
+        count: int,
+        dtype: npt.DTypeLike,
+    ) -> Bytes:
         """Copy device memory to a new host array; waits for the stream first."""
         self.synchronize()
         values = np.empty(count, dtype=dtype)
         self.call("cuMemcpyDtoH", values.ctypes.data, address, values.nbytes)
         return values
 
-    def zero(self, address: int, size: int) -> None:
+    def zero(
+        self,
+        address: int,
+        size: int,
+    ) -> None:
         """Set memory to zero, on the stream."""
         self.call("cuMemsetD32Async", address, 0, size // 4, self.stream)
 
-    def copy(self, to: int, source: int, size: int) -> None:
+    def copy(
+        self,
+        to: int,
+        source: int,
+        size: int,
+    ) -> None:
         """Copy from device to device, by the driver, on the stream."""
         self.call("cuMemcpyDtoDAsync", to, source, size, self.stream)
 
-    def load(self, cubin: bytes, name: str, shared_byte: int = 0) -> CudaKernel:
+    def load(
+        self,
+        cubin: bytes,
+        name: str,
+        shared_byte: int = 0,
+    ) -> CudaKernel:
         """Load the kernel ``name`` of ``cubin``."""
         if shared_byte > self.shared_byte:
             raise CudaError(
@@ -232,7 +267,11 @@ class CudaDevice:
         """Forget a kernel."""
         self.call("cuModuleUnload", kernel.module)
 
-    def resident(self, kernel: CudaKernel, threads: int) -> int:
+    def resident(
+        self,
+        kernel: CudaKernel,
+        threads: int,
+    ) -> int:
         """Return the blocks of a kernel that fit on a multiprocessor at once."""
         query = "cuOccupancyMaxActiveBlocksPerMultiprocessor"
         return int(self.call(query, kernel.function, threads, kernel.shared_byte))
@@ -265,7 +304,11 @@ class CudaDevice:
         event.synchronize(longest_s)
         self.recycle([event])
 
-    def texture(self, address: int, size: int) -> int:
+    def texture(
+        self,
+        address: int,
+        size: int,
+    ) -> int:
         """Return the handle of a texture of four-word elements over linear memory."""
         driver = self.driver
         resource = driver.CUDA_RESOURCE_DESC()
@@ -279,7 +322,12 @@ class CudaDevice:
         return int(self.call("cuTexObjectCreate", resource, reading, None))
 
     def tensor_map(
-        self, address: int, columns: int, rows: int, box_columns: int, box_rows: int
+        self,
+        address: int,
+        columns: int,
+        rows: int,
+        box_columns: int,
+        box_rows: int,
     ) -> Bytes:
         """Return the 128 bytes by which the copy engine takes boxes, rows of 128 bytes, out of a
         16-bit matrix.

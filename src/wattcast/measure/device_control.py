@@ -20,7 +20,11 @@ from queue import Queue
 from typing import Any, TypeVar
 
 from wattcast.coefficients import load_coefficients
-from wattcast.core.errors import MissingTool, Refused, import_extra
+from wattcast.core.errors import (
+    MissingTool,
+    Refused,
+    import_extra,
+)
 from wattcast.measure.energy_sources import choose_nvml_index, decode_text
 
 
@@ -107,7 +111,11 @@ class NvmlCard:
     nobody.
     """
 
-    def __init__(self, index: int | None = None, timeout_s: float = CALL_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        index: int | None = None,
+        timeout_s: float = CALL_TIMEOUT_S,
+    ) -> None:
         self.index = index or 0
         self._is_chosen = index is not None  # else the card that CUDA programs of this process use
         self._timeout_s = timeout_s
@@ -246,12 +254,21 @@ class NvmlCard:
             work_per_s,
         )
 
-    def _read_scaled(self, factor: float, function: Any, *arguments: int) -> float:
+    def _read_scaled(
+        self,
+        factor: float,
+        function: Any,
+        *arguments: int,
+    ) -> float:
         """Return a reading in its SI unit; NaN where the card does not have it."""
         value = self._optional(function, self._handle, *arguments)
         return math.nan if value is None else float(value * factor)
 
-    def set_knob(self, knob: str, value: Any) -> None:
+    def set_knob(
+        self,
+        knob: str,
+        value: Any,
+    ) -> None:
         """Lock the ``core`` or ``memory`` clock to a range in Hz, or set the power ``limit`` in W.
 
         None gives a clock back to the driver. ``Refused`` when the driver will not.
@@ -269,7 +286,12 @@ class NvmlCard:
             lock_clock = getattr(nvml, f"nvmlDeviceSet{clock_name}LockedClocks")
             self._set(lock_clock, f"lock the {knob} clock at {high_mhz} MHz", low_mhz, high_mhz)
 
-    def _set(self, function: Any, what: str, *arguments: int) -> None:
+    def _set(
+        self,
+        function: Any,
+        what: str,
+        *arguments: int,
+    ) -> None:
         try:
             self._call(function, self._handle, *arguments)
         except self._nvml.NVMLError as error:
@@ -277,14 +299,22 @@ class NvmlCard:
                 raise Refused(f"no permission to {what} on {self.name}. Run as root.") from None
             raise Refused(f"{self.name} will not {what}: {error}.") from None
 
-    def _optional(self, function: Any, *arguments: Any) -> Any:
+    def _optional(
+        self,
+        function: Any,
+        *arguments: Any,
+    ) -> Any:
         """Return a reading that we can do without; None when the card does not have it."""
         try:
             return self._call(function, *arguments)
         except self._nvml.NVMLError:
             return None
 
-    def _call(self, function: Callable[..., T], *arguments: Any) -> T:
+    def _call(
+        self,
+        function: Callable[..., T],
+        *arguments: Any,
+    ) -> T:
         assert self._caller is not None, "open the card first"
         nvml = self._nvml
         try:
@@ -333,14 +363,22 @@ class _Caller:
         self._requests: Queue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]] = Queue()
         self._late_answer: Future[Any] | None = None  # of the call that passed its deadline
         _check_late_calls()
-        threading.Thread(target=self._serve, daemon=True, name="nvml").start()
+        threading.Thread(
+            target=self._serve,
+            daemon=True,
+            name="nvml",
+        ).start()
 
     @property
     def has_call_under_way(self) -> bool:
         """Tell whether the call that passed its deadline has not returned yet."""
         return self._late_answer is not None and not self._late_answer.done()
 
-    def call(self, function: Callable[..., T], *arguments: Any) -> T:
+    def call(
+        self,
+        function: Callable[..., T],
+        *arguments: Any,
+    ) -> T:
         if self._late_answer is not None:
             raise MissingTool("the driver no longer answers.")
         answer: Future[T] = Future()
@@ -367,7 +405,11 @@ class _Gpm:
     profiler.
     """
 
-    def __init__(self, nvml: Any, handle: Any) -> None:
+    def __init__(
+        self,
+        nvml: Any,
+        handle: Any,
+    ) -> None:
         self._nvml = nvml
         self._handle = handle
         self._old = nvml.nvmlGpmSampleAlloc()
@@ -375,7 +417,11 @@ class _Gpm:
         nvml.nvmlGpmSampleGet(handle, self._old)
 
     @classmethod
-    def start(cls, nvml: Any, handle: Any) -> _Gpm | None:
+    def start(
+        cls,
+        nvml: Any,
+        handle: Any,
+    ) -> _Gpm | None:
         """Start monitoring; return None where the card or the binding has no such thing."""
         try:
             is_supported = nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice

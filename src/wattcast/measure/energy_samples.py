@@ -50,7 +50,11 @@ class ColumnReadings:
     time_s: Array
     values: Array
 
-    def between(self, start_s: float, end_s: float) -> ColumnReadings:
+    def between(
+        self,
+        start_s: float,
+        end_s: float,
+    ) -> ColumnReadings:
         """Return the readings in the closed interval."""
         is_inside = (self.time_s >= start_s) & (self.time_s <= end_s)
         return ColumnReadings(self.time_s[is_inside], self.values[is_inside])
@@ -71,7 +75,11 @@ class EnergySamples:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def between(self, start_s: float, end_s: float) -> EnergySamples:
+    def between(
+        self,
+        start_s: float,
+        end_s: float,
+    ) -> EnergySamples:
         """Return the samples taken in the closed interval."""
         time_s = self["time_s"]
         is_inside = (time_s >= start_s) & (time_s <= end_s)

@@ -14,7 +14,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import (
+    Any,
+    Protocol,
+    TypeVar,
+)
 
 from wattcast.core import MissingTool, unknown_name
 from wattcast.measure.counter_ticks import UnwrappedCounter
@@ -62,7 +66,11 @@ class DeviceIdentity:
 class ReadError(Exception):
     """A reading failed. ``lost`` says the device itself is gone."""
 
-    def __init__(self, message: str, lost: bool = False) -> None:
+    def __init__(
+        self,
+        message: str,
+        lost: bool = False,
+    ) -> None:
         super().__init__(message)
         self.lost = lost
 
@@ -196,7 +204,11 @@ class NvmlSource(EnergySource):
             raise MissingTool(f"NVML answers {error}.") from None
         return self._identify(name, chosen)
 
-    def _identify(self, name: str, chosen: DeviceChoice) -> DeviceIdentity:
+    def _identify(
+        self,
+        name: str,
+        chosen: DeviceChoice,
+    ) -> DeviceIdentity:
         """Describe the card; what it does not report stays empty."""
         nvml = self._nvml
         handle = self._handle
@@ -254,14 +266,24 @@ class NvmlSource(EnergySource):
             with contextlib.suppress(self._nvml.NVMLError):
                 self._nvml.nvmlShutdown()
 
-    def _read(self, call: Callable[..., float], *arguments: Any, needed: bool = False) -> float:
+    def _read(
+        self,
+        call: Callable[..., float],
+        *arguments: Any,
+        needed: bool = False,
+    ) -> float:
         """Return a reading; NaN where the card does not have it, or where one fails that we can do
         without.
         """
         value = self._ask(call, *arguments, needed=needed)
         return math.nan if value is None else float(value)
 
-    def _ask(self, call: Callable[..., Any], *arguments: Any, needed: bool = False) -> Any:
+    def _ask(
+        self,
+        call: Callable[..., Any],
+        *arguments: Any,
+        needed: bool = False,
+    ) -> Any:
         """Return what the driver answers, None where it refuses; a lost card is an error."""
         nvml = self._nvml
         try:
@@ -272,7 +294,12 @@ class NvmlSource(EnergySource):
                 raise ReadError(str(error), is_lost) from None
             return None
 
-    def _or(self, otherwise: Any, call: Any, *arguments: Any) -> Any:
+    def _or(
+        self,
+        otherwise: Any,
+        call: Any,
+        *arguments: Any,
+    ) -> Any:
         """Return what the driver answers; ``otherwise`` where it refuses."""
         try:
             return call(*arguments)
@@ -368,7 +395,11 @@ class AmdSource(EnergySource):
         read_clock = self._smi.amdsmi_get_clock_info
         return self._or(math.nan, lambda: float(read_clock(self._handle, domain)["clk"]) * 1e6)
 
-    def _or(self, otherwise: T, call: Callable[[], T]) -> T:
+    def _or(
+        self,
+        otherwise: T,
+        call: Callable[[], T],
+    ) -> T:
         """Return what a call gives; ``otherwise`` where it fails, or gives the text N/A for a
         number.
         """
@@ -401,7 +432,11 @@ class JetsonSource(EnergySource):
 
     energy_range_j: float | None = None
 
-    def __init__(self, index: int | None = None, root: Path = Path("/")) -> None:
+    def __init__(
+        self,
+        index: int | None = None,
+        root: Path = Path("/"),
+    ) -> None:
         del index  # a board has one GPU
         self._root = root
         self._rails: list[tuple[str, Path, Path]] = []
@@ -459,7 +494,11 @@ class RaplSource(EnergySource):
     A package that falls further than it could have drawn has restarted: the sum then falls too.
     """
 
-    def __init__(self, index: int | None = None, root: Path = ROOT) -> None:
+    def __init__(
+        self,
+        index: int | None = None,
+        root: Path = ROOT,
+    ) -> None:
         self._index = index or 0
         self._root = root
         self._packages: list[tuple[Path, UnwrappedCounter]] = []

@@ -40,7 +40,11 @@ def time_small_model(seconds: float = 3.0) -> tuple[float, str]:
     return each_s, f"{words}, transformers {transformers.__version__}"
 
 
-def _time_runs(torch: Any, run: Any, seconds: float) -> float:
+def _time_runs(
+    torch: Any,
+    run: Any,
+    seconds: float,
+) -> float:
     """Return the mean seconds of a run, over runs that follow one another for so long."""
     with torch.inference_mode():
         for _ in range(WARM_RUNS):

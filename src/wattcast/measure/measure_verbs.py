@@ -49,7 +49,11 @@ def run(
     through.
     """
     from wattcast.measure.measured_run import run_command
-    from wattcast.measure.run_figure import check_figure_path, draw_run_power, save_run_figure
+    from wattcast.measure.run_figure import (
+        check_figure_path,
+        draw_run_power,
+        save_run_figure,
+    )
 
     if plot:
         check_figure_path(plot)

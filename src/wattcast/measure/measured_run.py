@@ -14,12 +14,20 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import (
+    dataclass,
+    field,
+    replace,
+)
 from types import FrameType
 from typing import Any
 
 from wattcast.coefficients import load_coefficients
-from wattcast.core.errors import BadInput, ExitCode, Refused
+from wattcast.core.errors import (
+    BadInput,
+    ExitCode,
+    Refused,
+)
 from wattcast.core.user_results import UserResult
 from wattcast.measure.energy_samples import EnergySamples
 from wattcast.measure.energy_sources import DeviceIdentity
@@ -89,7 +97,12 @@ class OpenWindow(UserResult):
         """Mean watts of the device; None where they could not be measured."""
         return self.result.power_w
 
-    def _evaluate(self, samples: EnergySamples, end_s: float, limit_w: float | None) -> None:
+    def _evaluate(
+        self,
+        samples: EnergySamples,
+        end_s: float,
+        limit_w: float | None,
+    ) -> None:
         """Summarise this window, and again those inside it, with the samples since they ended."""
         self._result = summarise_window(self.name, samples, self.started_s, end_s, limit_w=limit_w)
         for window in self.inner:
@@ -105,7 +118,10 @@ _open: list[tuple[Sampler, list[OpenWindow]]] = []
 
 @contextmanager
 def measure(
-    name: str = "block", source: str = "auto", device: int | None = None, period_s: float = 0.05
+    name: str = "block",
+    source: str = "auto",
+    device: int | None = None,
+    period_s: float = 0.05,
 ) -> Iterator[OpenWindow]:
     """Measure time, energy, mean power and clock of a block; blocks may be nested.
 
@@ -143,7 +159,11 @@ def measure(
                 sampler.stop()
 
 
-def _start_sampler(source: str, device: int | None, period_s: float) -> Sampler:
+def _start_sampler(
+    source: str,
+    device: int | None,
+    period_s: float,
+) -> Sampler:
     """Start a sampler and wait until it knows the period of the energy counter."""
     sampler = Sampler(source, device, period_s)
     sampler.start()
@@ -192,7 +212,11 @@ class MeasuredRun:
             "uuid": identity.uuid,
             "driver": identity.driver,
         }
-        run = {"command": list(self.command), "exit_code": self.exit_code, "device": device}
+        run = {
+            "command": list(self.command),
+            "exit_code": self.exit_code,
+            "device": device,
+        }
         return run | self.measurement.plain()
 
 
@@ -237,7 +261,10 @@ def run_command(
 
 
 def _wait_for_command(
-    signals: PassedSignals, command: list[str], sampler: Sampler, pass_output: bool
+    signals: PassedSignals,
+    command: list[str],
+    sampler: Sampler,
+    pass_output: bool,
 ) -> int:
     """Run a command to its end and return its code; the sampler polls at its usual pace."""
     stdout = None if pass_output else 2
@@ -289,19 +316,29 @@ class PassedSignals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def start_program(self, words: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    def start_program(
+        self,
+        words: Sequence[str],
+        **options: Any,
+    ) -> subprocess.Popen[bytes]:
         """Start the program that signals are passed on to; ``options`` are those of ``Popen``."""
         self.process = subprocess.Popen(list(words), **options)
         return self.process
 
-    def _note_signal(self, number: int, _: FrameType | None) -> None:
+    def _note_signal(
+        self,
+        number: int,
+        _: FrameType | None,
+    ) -> None:
         self.came = True
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(number)
 
 
 def measure_idle(
-    length_s: float = 3.0, source: str = "auto", index: int | None = None
+    length_s: float = 3.0,
+    source: str = "auto",
+    index: int | None = None,
 ) -> tuple[Measurement, DeviceIdentity]:
     """Measure mean power over ``length_s``; refuse when someone else's work made it drift."""
     with Sampler(source, index, IDLE_PERIOD_S) as sampler:

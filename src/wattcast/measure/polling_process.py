@@ -13,7 +13,11 @@ import math
 import os
 import sys
 import time
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import (
+    asdict,
+    astuple,
+    dataclass,
+)
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -23,7 +27,12 @@ from wattcast.coefficients import load_coefficients
 from wattcast.core.errors import BadInput, MissingTool
 from wattcast.measure import sample_ring as layout
 from wattcast.measure.counter_ticks import UnwrappedCounter
-from wattcast.measure.energy_sources import EnergySource, ReadError, SlowReadings, open_source
+from wattcast.measure.energy_sources import (
+    EnergySource,
+    ReadError,
+    SlowReadings,
+    open_source,
+)
 from wattcast.measure.sample_ring import SampleRing
 from wattcast.measure.source_check import CHECKS
 
@@ -64,7 +73,11 @@ GOLDEN = 0.618033988749895  # its multiples spread evenly over a turn
 class PollingPace:
     """When to read the counter next."""
 
-    def __init__(self, period_s: float, relaxed: bool = False) -> None:
+    def __init__(
+        self,
+        period_s: float,
+        relaxed: bool = False,
+    ) -> None:
         self._period_s = period_s
         self._relaxed = relaxed
         self._steps: list[float] = []
@@ -77,7 +90,12 @@ class PollingPace:
         self._read_s = math.nan
         self._energy_j = math.nan
 
-    def wait_s(self, now_s: float, energy_j: float, quick: bool = False) -> float:
+    def wait_s(
+        self,
+        now_s: float,
+        energy_j: float,
+        quick: bool = False,
+    ) -> float:
         """Time until the next reading, given the one just made."""
         self._note_reading(now_s, energy_j)
         if self._period_s <= 2.0 * POLLING.fine_s:
@@ -99,7 +117,11 @@ class PollingPace:
         age_s = now_s - self._begun_s
         return min(max(POLLING.age_share * age_s, self._period_s, self._step_s), POLLING.slowest_s)
 
-    def _wait_between_steps_s(self, now_s: float, usual_s: float) -> float:
+    def _wait_between_steps_s(
+        self,
+        now_s: float,
+        usual_s: float,
+    ) -> float:
         """Return a wait of about the usual time that ends in the middle of a period, so that the
         reading belongs to one step.
         """
@@ -123,7 +145,11 @@ class PollingPace:
             return POLLING.quick_s
         return due_s - POLLING.early_s
 
-    def _note_reading(self, now_s: float, energy_j: float) -> None:
+    def _note_reading(
+        self,
+        now_s: float,
+        energy_j: float,
+    ) -> None:
         """Remember when the counter stepped, if this reading and the one before saw it closely."""
         if math.isnan(self._begun_s):
             self._begun_s = now_s
@@ -166,7 +192,11 @@ class _Schedule:
     def due_s(self) -> float:
         return min(self.energy_due_s, self.clock_due_s, self.other_due_s)
 
-    def plan_other(self, now_s: float, is_quick: bool) -> None:
+    def plan_other(
+        self,
+        now_s: float,
+        is_quick: bool,
+    ) -> None:
         """Choose when to read everything else next, at uneven times.
 
         Readings in step with a load, such as every 0.2 s of one that pulses every 0.2 s, would see
@@ -176,7 +206,12 @@ class _Schedule:
         uneven = 0.75 + 0.5 * (self.readings * GOLDEN % 1.0)
         self.other_due_s = now_s + (POLLING.other_s if is_quick else self.other_s * uneven)
 
-    def back_off(self, now_s: float, failed: int, is_lost: bool) -> None:
+    def back_off(
+        self,
+        now_s: float,
+        failed: int,
+        is_lost: bool,
+    ) -> None:
         """Wait ever longer after readings that failed in a row."""
         first_s, longest_s = BACK_OFF_S if is_lost else (POLLING.fine_s, BACK_OFF_S[0])
         due_s = now_s + min(first_s * 2.0 ** min(failed, 20), longest_s)
@@ -188,7 +223,11 @@ class _Schedule:
 class _TimedCounter:
     """Read the energy counter of a source, with the moment that each value belongs to."""
 
-    def __init__(self, source: EnergySource, limit_w: float | None) -> None:
+    def __init__(
+        self,
+        source: EnergySource,
+        limit_w: float | None,
+    ) -> None:
         self._source = source
         most_w = CHECKS.peak_above_limit * (limit_w or CHECKS.most_w)
         self._counter = UnwrappedCounter(source.energy_range_j, most_w)

@@ -21,10 +21,18 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import (
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, replace
 
-from wattcast.core.errors import BadInput, bad_value, clip_text
+from wattcast.core.errors import (
+    BadInput,
+    bad_value,
+    clip_text,
+)
 
 EXPORTED_NAMES = {"DCGM_FI_DEV_POWER_USAGE": "POWER"}
 EXPECTED_LOG = (
@@ -63,7 +71,11 @@ _CARD = re.compile(
     r"(gpu_?)?(index|idx|uuid|id)|device|card|(gpu_)?serial|(pci|gpu)[._]bus_id", re.IGNORECASE
 )
 _CELL = re.compile(r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(kW|mW|W)?")
-_CELL_UNITS = {"kW": 1e3, "W": 1.0, "mW": 1e-3}
+_CELL_UNITS = {
+    "kW": 1e3,
+    "W": 1.0,
+    "mW": 1e-3,
+}
 _ABSENT = re.compile(
     r"|-+|nan|n/?a|none|err!|\[?(not supported|n/a|unknown error|gpu is lost)\]?", re.IGNORECASE
 )
@@ -133,7 +145,11 @@ def read_dcgm_rounds(lines: Iterable[str], exported: Mapping[str, str] = EXPORTE
     return rounds
 
 
-def _add_to_round(rounds: Rounds, entity: str, values: dict[str, float]) -> None:
+def _add_to_round(
+    rounds: Rounds,
+    entity: str,
+    values: dict[str, float],
+) -> None:
     """Add values of a GPU to the last round, or to a new one where that has them already."""
     if not rounds or rounds[-1].get(entity, {}).keys() & values.keys():
         rounds.append({})
@@ -260,7 +276,11 @@ class _Columns:
     clocks: Sequence[int]
     card: int | None
 
-    def read_watts(self, values: list[str], where: str) -> dict[str, float]:
+    def read_watts(
+        self,
+        values: list[str],
+        where: str,
+    ) -> dict[str, float]:
         """Return the watts of a line by rail."""
         numbers = {}
         for place, scale in self.scales.items():
@@ -311,7 +331,11 @@ def _find_columns(table: _Table, name: str) -> _Columns:
     """Find the columns of watts, volts, amperes, times and cards, or raise an error."""
     head = table.head
     scales: dict[int, float] = {}
-    places: dict[str, list[int]] = {"power": [], "voltage": [], "current": []}
+    places: dict[str, list[int]] = {
+        "power": [],
+        "voltage": [],
+        "current": [],
+    }
     for place, column in enumerate(head):
         unit = _read_unit(column, table.form, name)
         if unit is not None:
@@ -338,7 +362,10 @@ def _find_columns(table: _Table, name: str) -> _Columns:
 
 
 def _pair_volts_and_amperes(
-    volts: list[int], amperes: list[int], head: list[str], name: str
+    volts: list[int],
+    amperes: list[int],
+    head: list[str],
+    name: str,
 ) -> list[tuple[int, int]]:
     if len(volts) != len(amperes):
         headings = clip_text(", ".join(head), _LONGEST_QUOTE)
@@ -367,7 +394,11 @@ def _find_card_column(table: _Table) -> int | None:
     return None
 
 
-def _read_unit(column: str, form: str, name: str) -> tuple[str, float] | None:
+def _read_unit(
+    column: str,
+    form: str,
+    name: str,
+) -> tuple[str, float] | None:
     """Return quantity and factor to its SI unit.
 
     None where a column holds neither watts nor volts nor amperes.
@@ -391,7 +422,11 @@ def _read_unit(column: str, form: str, name: str) -> tuple[str, float] | None:
     return _UNITS[re.sub(r"watts?$", "w", word)]
 
 
-def read_watts(text: str, scale: float, where: str) -> float:
+def read_watts(
+    text: str,
+    scale: float,
+    where: str,
+) -> float:
     """Return a cell as a number in its SI unit; a unit in the cell counts before that of the
     heading.
 

@@ -17,7 +17,12 @@ import numpy as np
 from wattcast.coefficients import load_coefficients
 from wattcast.core.errors import BadInput, bad_value
 from wattcast.core.regular_files import open_regular
-from wattcast.measure.power_log_forms import GPU_FORMS, LogLine, LogLines, read_log_lines
+from wattcast.measure.power_log_forms import (
+    GPU_FORMS,
+    LogLine,
+    LogLines,
+    read_log_lines,
+)
 from wattcast.measure.time_stamps import (
     Array,
     Stamp,
@@ -57,7 +62,11 @@ class RailReadings:
     time_flags: tuple[str, ...] = ()
     most_w: float = LOGS.most_rail_w
 
-    def find_inside(self, start_s: float, end_s: float) -> np.ndarray:
+    def find_inside(
+        self,
+        start_s: float,
+        end_s: float,
+    ) -> np.ndarray:
         """Tell which readings lie between two moments."""
         return (self.time_s >= start_s) & (self.time_s <= end_s)
 
@@ -87,7 +96,11 @@ class PowerLog:
     rails: Mapping[str, RailReadings]
     notes: tuple[str, ...] = field(default=())
 
-    def summarise(self, start_s: float = 0.0, end_s: float = np.inf) -> dict[str, RailSummary]:
+    def summarise(
+        self,
+        start_s: float = 0.0,
+        end_s: float = np.inf,
+    ) -> dict[str, RailSummary]:
         """Return mean and largest watts, joules and seconds of every rail between two moments."""
         summaries = {}
         lines = 0
@@ -101,7 +114,11 @@ class PowerLog:
         return summaries
 
 
-def summarise_rail(rail: RailReadings, start_s: float, end_s: float) -> RailSummary | None:
+def summarise_rail(
+    rail: RailReadings,
+    start_s: float,
+    end_s: float,
+) -> RailSummary | None:
     """Integrate a rail by trapezoids over all stretches without a gap.
 
     None where fewer than two readings are usable.
@@ -158,7 +175,10 @@ def _flag_impossible(rail: RailReadings, is_impossible: np.ndarray) -> list[str]
 
 
 def _flag_gaps(
-    rail: RailReadings, places: np.ndarray, step_s: Array, is_gap: np.ndarray
+    rail: RailReadings,
+    places: np.ndarray,
+    step_s: Array,
+    is_gap: np.ndarray,
 ) -> list[str]:
     """Return a flag for each of the first gaps between readings, and one for all."""
     gaps = np.flatnonzero(is_gap)
@@ -174,7 +194,11 @@ def _flag_gaps(
     return flags
 
 
-def read_power_log(path: Path, interval_s: float | None = None, time_format: str = "") -> PowerLog:
+def read_power_log(
+    path: Path,
+    interval_s: float | None = None,
+    time_format: str = "",
+) -> PowerLog:
     """Read a log of any form above.
 
     ``interval_s`` is the time between lines, in place of their own times; it is needed where lines
@@ -204,7 +228,11 @@ def _read_lines(path: Path) -> list[tuple[int, str]]:
     return [(number, line) for number, line in numbered if line.strip()]
 
 
-def _make_stamped_rails(log: LogLines, name: str, time_format: str) -> dict[str, RailReadings]:
+def _make_stamped_rails(
+    log: LogLines,
+    name: str,
+    time_format: str,
+) -> dict[str, RailReadings]:
     """Return the readings of each rail at the times that the log gives."""
     if not _has_stamps(log.rows):
         raise BadInput(f"{name}: its lines have no time. {WHAT_TO_DO}")
@@ -220,7 +248,11 @@ def _make_stamped_rails(log: LogLines, name: str, time_format: str) -> dict[str,
     return rails
 
 
-def _make_even_rails(log: LogLines, interval_s: float, time_format: str) -> dict[str, RailReadings]:
+def _make_even_rails(
+    log: LogLines,
+    interval_s: float,
+    time_format: str,
+) -> dict[str, RailReadings]:
     """Return the readings of each rail, one every ``interval_s``."""
     has_stamps = _has_stamps(log.rows)
     rails = {}
@@ -251,7 +283,11 @@ def _list_rails(rows: Sequence[LogLine]) -> list[str]:
 
 
 def _make_rail(
-    rail: str, rows: Sequence[LogLine], time_s: Array, flags: tuple[str, ...], form: str
+    rail: str,
+    rows: Sequence[LogLine],
+    time_s: Array,
+    flags: tuple[str, ...],
+    form: str,
 ) -> RailReadings:
     watts = np.array([row.watts[rail] for row in rows])
     lines = tuple(row.line for row in rows)
@@ -260,7 +296,10 @@ def _make_rail(
 
 
 def _compare_interval(
-    rows: Sequence[LogLine], interval_s: float, heading: str, time_format: str
+    rows: Sequence[LogLine],
+    interval_s: float,
+    heading: str,
+    time_format: str,
 ) -> tuple[str, ...]:
     """Flag an interval that the times in the log contradict, where these can be read."""
     try:
@@ -279,7 +318,10 @@ def _compare_interval(
 
 
 def _check_times(
-    times: StampTimes, places: list[int], lines: tuple[int, ...], name: str
+    times: StampTimes,
+    places: list[int],
+    lines: tuple[int, ...],
+    name: str,
 ) -> tuple[Array, tuple[str, ...]]:
     """Return the times of one rail with the reasons to doubt them.
 

@@ -65,7 +65,11 @@ def draw_run_power(run: MeasuredRun, predicted: Mapping[str, Any] | None = None)
     return figure
 
 
-def _draw_measured(run: MeasuredRun, power: Any, clock: Any) -> None:
+def _draw_measured(
+    run: MeasuredRun,
+    power: Any,
+    clock: Any,
+) -> None:
     """Draw counter steps, power readings and the clock as dots."""
     samples = run.samples
     ticks = find_ticks(samples)
@@ -73,17 +77,41 @@ def _draw_measured(run: MeasuredRun, power: Any, clock: Any) -> None:
         edge_s = ticks.time_s - run.started_s
         middle_s = 0.5 * (edge_s[1:] + edge_s[:-1])
         label = "measured, steps of the energy counter"
-        power.plot(middle_s, ticks.interval_w, "o", ms=4, color=_MEASURED_COLOUR, label=label)
+        power.plot(
+            middle_s,
+            ticks.interval_w,
+            "o",
+            ms=4,
+            color=_MEASURED_COLOUR,
+            label=label,
+        )
     time_s = samples["time_s"] - run.started_s
     label = "instant readings"
-    power.plot(time_s, samples["instant_w"], ".", ms=3, color=_READINGS_COLOUR, label=label)
+    power.plot(
+        time_s,
+        samples["instant_w"],
+        ".",
+        ms=3,
+        color=_READINGS_COLOUR,
+        label=label,
+    )
     clock.plot(time_s, samples["sm_clock_hz"] / 1e6, ".", ms=3, color=_MEASURED_COLOUR)
 
 
-def _draw_predicted(predicted: Mapping[str, Any], power: Any, clock: Any) -> None:
+def _draw_predicted(
+    predicted: Mapping[str, Any],
+    power: Any,
+    clock: Any,
+) -> None:
     """Draw a prediction as lines, with the interval of its power."""
     label = f"predicted: {predicted['name']} on {predicted['gpu']}"
     power.axhline(predicted["power_w"], color=_PREDICTED_COLOUR, label=label)
     low_w, high_w = predicted["interval"]["power_w"]
-    power.axhspan(low_w, high_w, color=_PREDICTED_COLOUR, alpha=0.12, lw=0)
+    power.axhspan(
+        low_w,
+        high_w,
+        color=_PREDICTED_COLOUR,
+        alpha=0.12,
+        lw=0,
+    )
     clock.axhline(predicted["clock_hz"] / 1e6, color=_PREDICTED_COLOUR)

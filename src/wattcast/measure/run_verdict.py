@@ -9,7 +9,11 @@ from enum import StrEnum
 from typing import Any
 
 from wattcast.coefficients import load_coefficients
-from wattcast.core.errors import BadInput, Refused, bad_value
+from wattcast.core.errors import (
+    BadInput,
+    Refused,
+    bad_value,
+)
 from wattcast.measure.window_summary import Measurement
 
 
@@ -124,7 +128,12 @@ def _read_figures(predicted: Mapping[str, Any], where: str) -> _PredictedFigures
     return _PredictedFigures(**figures, busy_s=busy_s)
 
 
-def _choose_term(latency: float, power: float, clock: float | None, host_share: float) -> ModelTerm:
+def _choose_term(
+    latency: float,
+    power: float,
+    clock: float | None,
+    host_share: float,
+) -> ModelTerm:
     """Name the part of the model to look at first, from ratios of measured over predicted.
 
     The time ratio is split into a clock part and a cycle part (time = cycles / clock):
@@ -147,7 +156,12 @@ def _choose_term(latency: float, power: float, clock: float | None, host_share: 
     return ModelTerm.KERNELS
 
 
-def _describe_ratios(latency: float, power: float, clock: float | None, host_share: float) -> str:
+def _describe_ratios(
+    latency: float,
+    power: float,
+    clock: float | None,
+    host_share: float,
+) -> str:
     """Return a sentence with the differences between a run and its prediction."""
     ratios = [("measured time is", latency), ("power", power), ("energy", latency * power)]
     if clock is not None:

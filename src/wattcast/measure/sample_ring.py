@@ -31,7 +31,11 @@ _MARGIN_ROWS = 64  # the oldest rows, which the writer may overwrite while they 
 class SampleRing:
     """The mapped file. ``create`` makes one, ``attach`` opens what another process made."""
 
-    def __init__(self, path: Path, capacity: int) -> None:
+    def __init__(
+        self,
+        path: Path,
+        capacity: int,
+    ) -> None:
         self.path = path
         self.capacity = capacity
         header = np.memmap(path, np.int64, "r+", shape=(HEADER,))
@@ -40,7 +44,11 @@ class SampleRing:
         self._rows = np.asarray(rows)
 
     @classmethod
-    def create(cls, path: Path, capacity: int = _DEFAULT_ROWS) -> SampleRing:
+    def create(
+        cls,
+        path: Path,
+        capacity: int = _DEFAULT_ROWS,
+    ) -> SampleRing:
         """Create a ring of ``capacity`` rows."""
         size = (HEADER + capacity * len(COLUMNS)) * _WORD_BYTE
         try:

@@ -26,7 +26,11 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from wattcast.core import BadInput, MissingTool, Refused
+from wattcast.core import (
+    BadInput,
+    MissingTool,
+    Refused,
+)
 from wattcast.measure import sample_ring as layout
 from wattcast.measure.counter_ticks import find_ticks
 from wattcast.measure.energy_samples import COLUMNS, EnergySamples
@@ -284,7 +288,11 @@ def find_change_period_s(samples: EnergySamples, column: str) -> float | None:
     return _median_or_none(np.diff(readings.time_s[changes]))
 
 
-def find_rise_s(samples: EnergySamples, column: str, step_s: float | None) -> float | None:
+def find_rise_s(
+    samples: EnergySamples,
+    column: str,
+    step_s: float | None,
+) -> float | None:
     """Return the length of the boxcar whose answer to a step at ``step_s`` climbs as seen: 10 % to
     90 % over 0.8.
 

@@ -11,7 +11,12 @@ import contextlib
 import os
 from typing import Any
 
-from wattcast.measure.energy_sources import AmdSource, EnergySource, JetsonSource, NvmlSource
+from wattcast.measure.energy_sources import (
+    AmdSource,
+    EnergySource,
+    JetsonSource,
+    NvmlSource,
+)
 
 MIG_ENABLED = 1  # NVML_DEVICE_MIG_ENABLE
 WHOLE_AMD_CARD = "SPX"  # the compute partition in which a card is one device

@@ -23,7 +23,12 @@ import numpy as np
 from wattcast.coefficients import load_coefficients
 from wattcast.core.units import show
 from wattcast.measure.counter_ticks import CounterTicks
-from wattcast.measure.energy_samples import COLUMNS, Array, ColumnReadings, EnergySamples
+from wattcast.measure.energy_samples import (
+    COLUMNS,
+    Array,
+    ColumnReadings,
+    EnergySamples,
+)
 
 
 @dataclass(frozen=True)
@@ -128,7 +133,10 @@ class _Comparison:
 
 
 def _compare_readings(
-    readings: PowerReadings, ticks: CounterTicks, window_s: tuple[float, float], counter_j: float
+    readings: PowerReadings,
+    ticks: CounterTicks,
+    window_s: tuple[float, float],
+    counter_j: float,
 ) -> _Comparison:
     """Compare the counter with both kinds of readings.
 
@@ -147,7 +155,11 @@ def _compare_readings(
     return _Comparison(is_judged, averages_differ, contradicts)
 
 
-def is_plausible_power(mean_w: float, ends_w: Sequence[float], most_w: float) -> bool:
+def is_plausible_power(
+    mean_w: float,
+    ends_w: Sequence[float],
+    most_w: float,
+) -> bool:
     """Tell whether a counter's mean power can be true, given readings at both ends of its time.
 
     A counter that stood still, fell, or rose above ``most_w`` cannot. Nor can one that is far from
@@ -195,7 +207,9 @@ class PowerReadings:
 
 
 def drop_impossible(
-    samples: EnergySamples, most_w: float, window_s: tuple[float, float]
+    samples: EnergySamples,
+    most_w: float,
+    window_s: tuple[float, float],
 ) -> tuple[EnergySamples, tuple[str, ...]]:
     """Return samples without power readings that no card can have drawn, and a flag for these."""
     rows = samples.rows.copy()
@@ -223,7 +237,10 @@ class _CounterFaults:
 
 
 def _find_counter_faults(
-    samples: EnergySamples, ticks: CounterTicks, window_s: tuple[float, float], most_w: float
+    samples: EnergySamples,
+    ticks: CounterTicks,
+    window_s: tuple[float, float],
+    most_w: float,
 ) -> _CounterFaults:
     """Look for a counter that says more than the card may draw, or that keeps its value."""
     start_s, end_s = window_s
@@ -313,7 +330,11 @@ def _compare_averages(
     return _Contradiction(max(local_j, overall * abs(counter_j)))
 
 
-def _sum_contradictions(near: ColumnReadings, counted_w: Array, open_w: Array) -> float:
+def _sum_contradictions(
+    near: ColumnReadings,
+    counted_w: Array,
+    open_w: Array,
+) -> float:
     """Return the joules in which averages lie outside what the counter may mean, ``(reading,
     moment)``, and the tolerance of a sensor.
 
@@ -330,7 +351,11 @@ def _sum_contradictions(near: ColumnReadings, counted_w: Array, open_w: Array) -
     return max(missing_j, surplus_j, largest_j)
 
 
-def _find_open_joules(ticks: CounterTicks, instant: ColumnReadings, moments_s: Array) -> Array:
+def _find_open_joules(
+    ticks: CounterTicks,
+    instant: ColumnReadings,
+    moments_s: Array,
+) -> Array:
     """Return by how much the counter may differ from a line between two steps that lie far apart.
 
     Power may have been anything between the lowest and the highest around while nobody read the
@@ -349,7 +374,9 @@ def _find_open_joules(ticks: CounterTicks, instant: ColumnReadings, moments_s: A
 
 
 def _compare_instants(
-    instant: ColumnReadings, ticks: CounterTicks, window_s: tuple[float, float]
+    instant: ColumnReadings,
+    ticks: CounterTicks,
+    window_s: tuple[float, float],
 ) -> _Contradiction | None:
     """Compare the mean of instant readings with the counter, second by second."""
     start_s, end_s = window_s
@@ -421,7 +448,10 @@ def _has_changed(step_w: Array) -> bool:
 
 
 def _describe_doubt(
-    counter_j: float, readings_j: float | None, reason: str, believed: BelievedSource
+    counter_j: float,
+    readings_j: float | None,
+    reason: str,
+    believed: BelievedSource,
 ) -> str:
     doubt = f"the energy counter says {show(counter_j, 'J')}"
     if readings_j is not None and readings_j > 0.0:

@@ -30,7 +30,11 @@ from wattcast.measure.cuda_device import ClockSpinner, make_spinner
 from wattcast.measure.energy_samples import EnergySamples
 from wattcast.measure.energy_sources import DeviceIdentity
 from wattcast.measure.sampler import Sampler
-from wattcast.measure.source_check import CHECKS, check_sources, drop_impossible
+from wattcast.measure.source_check import (
+    CHECKS,
+    check_sources,
+    drop_impossible,
+)
 from wattcast.measure.window_summary import WINDOWS, flag_throttling
 
 
@@ -114,7 +118,9 @@ class SettledWindow:
 
 
 def find_settled_window(
-    samples: EnergySamples, started_s: float, rule: SettlingRule
+    samples: EnergySamples,
+    started_s: float,
+    rule: SettlingRule,
 ) -> SettledWindow | None:
     """Return the latest window of a running load if it is steady, else None: the load goes on.
 
@@ -135,7 +141,10 @@ def find_settled_window(
 
 
 def take_window(
-    samples: EnergySamples, start_s: float, end_s: float, rule: SettlingRule
+    samples: EnergySamples,
+    start_s: float,
+    end_s: float,
+    rule: SettlingRule,
 ) -> SettledWindow:
     """Return all whole stretches inside ``start_s`` to ``end_s``; raise an error with the reason
     when too few.
@@ -152,7 +161,10 @@ def take_window(
 
 
 def _make_window(
-    samples: EnergySamples, ticks: CounterTicks, inside: CounterTicks, rule: SettlingRule
+    samples: EnergySamples,
+    ticks: CounterTicks,
+    inside: CounterTicks,
+    rule: SettlingRule,
 ) -> SettledWindow:
     start_s = float(inside.time_s[0])
     end_s = float(inside.time_s[-1])
@@ -209,7 +221,12 @@ def describe_window(window: SettledWindow) -> dict[str, Any]:
 class _ChunkQueue:
     """Chunks of a load on a stream, with an event at the edge of each."""
 
-    def __init__(self, gpu: Any, queue_chunk: Callable[[], None], ahead: int) -> None:
+    def __init__(
+        self,
+        gpu: Any,
+        queue_chunk: Callable[[], None],
+        ahead: int,
+    ) -> None:
         self._gpu = gpu
         self._queue_chunk = queue_chunk
         self._ahead = ahead
@@ -310,7 +327,11 @@ def _spin_under_load(spinner: ClockSpinner, queue_chunk: Callable[[], None]) -> 
     return spinner.clock_hz()
 
 
-def await_clock(sampler: Sampler, least_hz: float, longest_s: float) -> bool:
+def await_clock(
+    sampler: Sampler,
+    least_hz: float,
+    longest_s: float,
+) -> bool:
     """Wait until the reported clock is at least ``least_hz``; a capped load leaves it low for about
     a second.
     """
@@ -333,7 +354,11 @@ def format_now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def make_run_info(run: str, identity: DeviceIdentity, **software: Any) -> RunInfo:
+def make_run_info(
+    run: str,
+    identity: DeviceIdentity,
+    **software: Any,
+) -> RunInfo:
     """Describe the card as the sampler identified it, with its sizes and the versions of its
     libraries as the caller gives them.
     """
@@ -355,7 +380,11 @@ def make_run_info(run: str, identity: DeviceIdentity, **software: Any) -> RunInf
     )
 
 
-def make_torch_run_info(run: str, identity: DeviceIdentity, torch: Any) -> RunInfo:
+def make_torch_run_info(
+    run: str,
+    identity: DeviceIdentity,
+    torch: Any,
+) -> RunInfo:
     """Describe the card, and PyTorch and the libraries it loaded by what they say of themselves."""
     properties = torch.cuda.get_device_properties(0)
     return make_run_info(

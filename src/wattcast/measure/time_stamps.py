@@ -23,7 +23,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import (
+    UTC,
+    datetime,
+    timedelta,
+    timezone,
+)
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +37,12 @@ from wattcast.core.errors import BadInput, clip_text
 
 Array = npt.NDArray[np.float64]
 EPOCH = datetime(1970, 1, 1)
-NUMBER_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+NUMBER_UNITS = {
+    "s": 1.0,
+    "ms": 1e-3,
+    "us": 1e-6,
+    "ns": 1e-9,
+}
 OLDEST_S = 946_684_800.0  # 2000-01-01: a number without a unit that is older is no date
 NEWEST_S = 4_102_444_800.0  # 2100-01-01
 LONGEST_STEP_S = 60.0  # between lines of a log: a counter of microseconds steps further than this
@@ -110,7 +120,11 @@ def read_stamps(
     return _read_dates(stamps, where)
 
 
-def check_rising(time_s: Array, lines: Sequence[int], where: str) -> None:
+def check_rising(
+    time_s: Array,
+    lines: Sequence[int],
+    where: str,
+) -> None:
     """Refuse times that run backwards, with the line at which they do."""
     falls = np.flatnonzero(np.diff(time_s) < 0.0)
     if not len(falls):
@@ -170,7 +184,11 @@ def _bound_interval_s(time_s: Array) -> tuple[float, float]:
     return float(least_s.max(initial=0.0)), float(most_s.min(initial=np.inf))
 
 
-def _read_numbers(stamps: Sequence[Stamp], where: str, scale: float) -> StampTimes:
+def _read_numbers(
+    stamps: Sequence[Stamp],
+    where: str,
+    scale: float,
+) -> StampTimes:
     for stamp in stamps:
         if not _is_number(stamp.text):
             raise _unreadable(stamp, where)
@@ -180,7 +198,11 @@ def _read_numbers(stamps: Sequence[Stamp], where: str, scale: float) -> StampTim
     return StampTimes((values - origin) * scale, scale == 1.0 and not has_fractions)
 
 
-def _read_numbers_since_1970(stamps: Sequence[Stamp], where: str, heading: str) -> StampTimes:
+def _read_numbers_since_1970(
+    stamps: Sequence[Stamp],
+    where: str,
+    heading: str,
+) -> StampTimes:
     """Read numbers without a unit, which are times since 1970 or refused."""
     values = np.array([float(stamp.text) for stamp in stamps])
     usual_step = 0.0
@@ -197,7 +219,11 @@ def _read_numbers_since_1970(stamps: Sequence[Stamp], where: str, heading: str) 
     )
 
 
-def _read_pattern(stamps: Sequence[Stamp], where: str, pattern: str) -> StampTimes:
+def _read_pattern(
+    stamps: Sequence[Stamp],
+    where: str,
+    pattern: str,
+) -> StampTimes:
     moments: list[datetime] = []
     for stamp in stamps:
         try:
@@ -241,7 +267,9 @@ def _read_dates(stamps: Sequence[Stamp], where: str) -> StampTimes:
 
 
 def _order_dates(
-    parts: Sequence[_StampParts], stamps: Sequence[Stamp], order: tuple[str, str, str]
+    parts: Sequence[_StampParts],
+    stamps: Sequence[Stamp],
+    order: tuple[str, str, str],
 ) -> tuple[list[datetime], Stamp | None]:
     """Return the moments of all lines for one order of a date, or the first line it does not
     fit.
@@ -345,7 +373,11 @@ def _read_zone(text: str) -> timezone:
     return timezone(-limited if text[0] == "-" else limited)
 
 
-def _count_seconds(moments: Sequence[datetime], stamps: Sequence[Stamp], where: str) -> Array:
+def _count_seconds(
+    moments: Sequence[datetime],
+    stamps: Sequence[Stamp],
+    where: str,
+) -> Array:
     """Return seconds from the first moment; all or none must name their zone."""
     has_zone = [moment.tzinfo is not None for moment in moments]
     if any(has_zone) and not all(has_zone):
@@ -357,7 +389,11 @@ def _count_seconds(moments: Sequence[datetime], stamps: Sequence[Stamp], where: 
     return np.array([(moment - origin).total_seconds() for moment in moments])
 
 
-def _unreadable(stamp: Stamp, where: str, reason: str = "") -> BadInput:
+def _unreadable(
+    stamp: Stamp,
+    where: str,
+    reason: str = "",
+) -> BadInput:
     because = f" ({reason})" if reason else ""
     return BadInput(
         f"{where}: line {stamp.line}: cannot read the time {clip_text(stamp.text)!r}{because}. "

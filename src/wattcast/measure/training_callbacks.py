@@ -19,9 +19,17 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
-from wattcast.core.errors import BadInput, MissingTool, bad_value
+from wattcast.core.errors import (
+    BadInput,
+    MissingTool,
+    bad_value,
+)
 from wattcast.measure.counter_ticks import UnwrappedCounter
-from wattcast.measure.energy_sources import EnergySource, ReadError, open_source
+from wattcast.measure.energy_sources import (
+    EnergySource,
+    ReadError,
+    open_source,
+)
 from wattcast.measure.source_check import CHECKS, is_plausible_power
 
 # Takes the numbers, and the step they belong to.
@@ -34,7 +42,11 @@ LEAST_CHECKED_S = 1.0  # a counter steps every 100 ms: a shorter time says littl
 class _MeteredDevice:
     """The counter of one card, with what is needed to doubt it."""
 
-    def __init__(self, source: EnergySource, limit_w: float | None) -> None:
+    def __init__(
+        self,
+        source: EnergySource,
+        limit_w: float | None,
+    ) -> None:
         self.source = source
         self._most_w = limit_w or CHECKS.most_w
         self._counter = UnwrappedCounter(source.energy_range_j, CHECKS.above_limit * self._most_w)
@@ -47,7 +59,11 @@ class _MeteredDevice:
         self._power_w = self._read_power_w()
         return math.isfinite(self._energy_j)
 
-    def count_joules(self, now_s: float, passed_s: float) -> float | None:
+    def count_joules(
+        self,
+        now_s: float,
+        passed_s: float,
+    ) -> float | None:
         """Return the joules since the last reading; None where they are doubtful."""
         before_j = self._energy_j
         before_w = self._power_w
@@ -197,11 +213,19 @@ def make_lightning_callback(meter: StepMeter, *logs: StepLog) -> Any:
     base: Any = lightning.Callback
 
     class EnergyCallback(base):  # type: ignore[misc]
-        def on_train_start(self, trainer: Any, module: Any) -> None:
+        def on_train_start(
+            self,
+            trainer: Any,
+            module: Any,
+        ) -> None:
             if trainer.is_global_zero:
                 meter.start(trainer.global_step)
 
-        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        def on_train_batch_end(
+            self,
+            trainer: Any,
+            *_: Any,
+        ) -> None:
             numbers = meter.read(trainer.global_step)
             if not numbers:
                 return
@@ -210,7 +234,12 @@ def make_lightning_callback(meter: StepMeter, *logs: StepLog) -> Any:
             for log in logs:
                 log(numbers, trainer.global_step)
 
-        def teardown(self, trainer: Any, module: Any, stage: str) -> None:
+        def teardown(
+            self,
+            trainer: Any,
+            module: Any,
+            stage: str,
+        ) -> None:
             meter.stop()
 
     return EnergyCallback()
@@ -223,11 +252,23 @@ def make_transformers_callback(meter: StepMeter, *logs: StepLog) -> Any:
     base: Any = import_module("transformers").TrainerCallback
 
     class EnergyCallback(base):  # type: ignore[misc]
-        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        def on_train_begin(
+            self,
+            args: Any,
+            state: Any,
+            control: Any,
+            **_: Any,
+        ) -> None:
             if state.is_world_process_zero:
                 meter.start(state.global_step)
 
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        def on_step_end(
+            self,
+            args: Any,
+            state: Any,
+            control: Any,
+            **_: Any,
+        ) -> None:
             numbers = meter.read(state.global_step)
             if not numbers:
                 return
@@ -235,7 +276,13 @@ def make_transformers_callback(meter: StepMeter, *logs: StepLog) -> Any:
             for log in logs:
                 log(numbers, state.global_step)
 
-        def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        def on_train_end(
+            self,
+            args: Any,
+            state: Any,
+            control: Any,
+            **_: Any,
+        ) -> None:
             meter.stop()
 
     return EnergyCallback()

@@ -15,7 +15,11 @@ A MIG instance has no energy counter of its own: the whole card is measured, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 
 from wattcast.core.errors import BadInput, clip_text
@@ -125,7 +129,9 @@ def choose_amd_card(cards: Sequence[ListedCard], environ: Mapping[str, str]) -> 
 
 
 def _find_nvidia_card(
-    entry: str, cards: Sequence[ListedCard], find_mig_parent: Callable[[str], str | None]
+    entry: str,
+    cards: Sequence[ListedCard],
+    find_mig_parent: Callable[[str], str | None],
 ) -> tuple[int | None, bool]:
     """Return the number of the card that an entry names, and whether it names a part of it."""
     card: ListedCard | None = None
@@ -170,7 +176,11 @@ def _counts_as_nvidia_smi(cards: Sequence[ListedCard], environ: Mapping[str, str
     return is_ordered or len({card.name for card in cards}) <= 1
 
 
-def _describe_choice(index: int, visible: Sequence[int], cards: Sequence[ListedCard]) -> str:
+def _describe_choice(
+    index: int,
+    visible: Sequence[int],
+    cards: Sequence[ListedCard],
+) -> str:
     if len(visible) < 2:
         return ""
     numbers = ", ".join(map(str, visible[:MOST_NAMED]))
@@ -184,7 +194,11 @@ def _describe_choice(index: int, visible: Sequence[int], cards: Sequence[ListedC
     return note
 
 
-def _refuse_list(name: str, text: str, why: str) -> BadInput:
+def _refuse_list(
+    name: str,
+    text: str,
+    why: str,
+) -> BadInput:
     return BadInput(
         f"{name}={clip_text(text)!r} {why}, so the program uses no card that could be measured. "
         f"{OVERRIDE}, or measure the processor with --source rapl."

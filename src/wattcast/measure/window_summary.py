@@ -19,7 +19,11 @@ from wattcast.core.errors import Refused
 from wattcast.core.units import show
 from wattcast.core.user_results import UserResult
 from wattcast.measure.counter_ticks import CounterTicks, find_ticks
-from wattcast.measure.energy_samples import BENIGN, Array, EnergySamples
+from wattcast.measure.energy_samples import (
+    BENIGN,
+    Array,
+    EnergySamples,
+)
 from wattcast.measure.source_check import (
     CHECKS,
     BelievedSource,
@@ -265,7 +269,10 @@ def _check_coverage(window: _Window, inside: CounterTicks) -> _CounterCoverage:
 
 
 def _check_ends(
-    window: _Window, inside: CounterTicks, shortage: str, is_reset: bool
+    window: _Window,
+    inside: CounterTicks,
+    shortage: str,
+    is_reset: bool,
 ) -> _CounterCoverage:
     """Find the time before the first and after the last step of the counter."""
     period_s = window.ticks.step_s
@@ -295,7 +302,11 @@ def _find_uncounted_s(window: _Window) -> tuple[float, float]:
     return before_s, after_s
 
 
-def _list_flags(window: _Window, inside: CounterTicks, coverage: _CounterCoverage) -> list[str]:
+def _list_flags(
+    window: _Window,
+    inside: CounterTicks,
+    coverage: _CounterCoverage,
+) -> list[str]:
     """Return the reasons to be careful with a window."""
     flags = []
     if coverage.shortage:
@@ -355,7 +366,10 @@ def _find_peak(seen: EnergySamples, inside: CounterTicks) -> tuple[float | None,
 
 
 def bound_energy_j(
-    ticks: CounterTicks, samples: EnergySamples, start_s: float, end_s: float
+    ticks: CounterTicks,
+    samples: EnergySamples,
+    start_s: float,
+    end_s: float,
 ) -> tuple[float, float]:
     """Return the joules between two moments, and by how many they may be off."""
     at_start = _locate_energy(ticks, samples, float(start_s), is_end=False)
@@ -376,7 +390,10 @@ class _CounterValue:
 
 
 def _locate_energy(
-    ticks: CounterTicks, samples: EnergySamples, moment_s: float, is_end: bool
+    ticks: CounterTicks,
+    samples: EnergySamples,
+    moment_s: float,
+    is_end: bool,
 ) -> _CounterValue:
     """Return what the counter would say at a moment, which may lie inside one of its steps.
 
@@ -418,7 +435,11 @@ def _locate_energy(
     return _CounterValue(best_j + begin_j, least_j + begin_j, most_j + begin_j)
 
 
-def _list_powers_around(ticks: CounterTicks, samples: EnergySamples, place: int) -> Array:
+def _list_powers_around(
+    ticks: CounterTicks,
+    samples: EnergySamples,
+    place: int,
+) -> Array:
     """Return the powers, ascending, of two steps on either side of a step and of the readings
     there.
 
@@ -436,7 +457,11 @@ def _list_powers_around(ticks: CounterTicks, samples: EnergySamples, place: int)
     return np.sort(np.concatenate([watts[first:place], watts[place + 1 : last], read_w]))
 
 
-def _bound_power(watts: Array, place: int, around_w: Array) -> tuple[float, float]:
+def _bound_power(
+    watts: Array,
+    place: int,
+    around_w: Array,
+) -> tuple[float, float]:
     """Return the lowest and the highest power that a step may hold.
 
     A level counts where it was seen twice, because a pulse may lie across two steps.
@@ -478,7 +503,12 @@ def find_stretches(inside: CounterTicks, origin_s: float) -> tuple[SteadyStretch
     return tuple(stretches)
 
 
-def _make_stretch(inside: CounterTicks, begin: int, end: int, origin_s: float) -> SteadyStretch:
+def _make_stretch(
+    inside: CounterTicks,
+    begin: int,
+    end: int,
+    origin_s: float,
+) -> SteadyStretch:
     """Return the plateau between two steps of the counter."""
     start_s = float(inside.time_s[begin])
     duration_s = float(inside.time_s[end]) - start_s

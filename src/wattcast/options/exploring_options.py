@@ -9,7 +9,11 @@ from typing import Annotated
 
 from wattcast.core.option_declaration import Option
 from wattcast.options.run_options import ModelOptions
-from wattcast.options.setting_options import CARD_SETTINGS, PriceOptions, SettingOptions
+from wattcast.options.setting_options import (
+    CARD_SETTINGS,
+    PriceOptions,
+    SettingOptions,
+)
 from wattcast.options.verb_options import VerbOptions, part_of
 
 _SAMPLE_PANEL = "How it is computed"

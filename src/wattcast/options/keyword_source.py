@@ -12,10 +12,19 @@ from pathlib import Path
 
 from wattcast.core.option_declaration import DeclaredOption
 from wattcast.core.whole_files import write_whole
-from wattcast.options.exploring_options import EXPLORE, EXPLORE_DESIGNS, STUDY
+from wattcast.options.exploring_options import (
+    EXPLORE,
+    EXPLORE_DESIGNS,
+    STUDY,
+)
 from wattcast.options.run_options import ModelOptions
 from wattcast.options.serving_options import PLAN, SIMULATE
-from wattcast.options.setting_options import COMPARE, PREDICT, PriceOptions, SettingOptions
+from wattcast.options.setting_options import (
+    COMPARE,
+    PREDICT,
+    PriceOptions,
+    SettingOptions,
+)
 from wattcast.options.training_options import TRAIN
 from wattcast.options.verb_options import GroupPart, VerbOptions
 

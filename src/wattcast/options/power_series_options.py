@@ -23,7 +23,11 @@ class PowerOutput:
     grid_s: Annotated[
         float,
         Option(
-            "Interval of --power-out: 20ms, 1s, 15min.", "grid", panel=_PANEL, unit="s", above=0
+            "Interval of --power-out: 20ms, 1s, 15min.",
+            "grid",
+            panel=_PANEL,
+            unit="s",
+            above=0,
         ),
     ] = 1.0
     power_span_s: Annotated[

@@ -7,10 +7,20 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Annotated
 
-from wattcast.core import Dtype, bad_value, bad_word, unknown_name
+from wattcast.core import (
+    Dtype,
+    bad_value,
+    bad_word,
+    unknown_name,
+)
 from wattcast.core.errors import UnknownName
 from wattcast.core.option_declaration import Option, parse_word
-from wattcast.options.weight_recipes import RECIPES, UNQUANTIZED, WEIGHT_ONLY, WeightRecipe
+from wattcast.options.weight_recipes import (
+    RECIPES,
+    UNQUANTIZED,
+    WEIGHT_ONLY,
+    WeightRecipe,
+)
 
 SIZE_LIMIT = 1 << 31  # a larger size is a slip of the finger, and products would pass 64 bits
 RUNNABLE_DTYPES = (Dtype.FP32, Dtype.TF32, Dtype.BF16, Dtype.FP16, Dtype.FP8, Dtype.INT8)
@@ -114,7 +124,12 @@ class ModelOptions:
     # 0: experts share tokens evenly; 1: all choices fall on the same experts
     skew: Annotated[
         float,
-        Option("0: even experts, 1: the same.", panel=_PARALLEL_PANEL, least=0, most=1),
+        Option(
+            "0: even experts, 1: the same.",
+            panel=_PARALLEL_PANEL,
+            least=0,
+            most=1,
+        ),
     ] = 0.0
     recompute: Annotated[bool, Option("Training: recompute activations.", panel=_MODEL_PANEL)] = (
         False

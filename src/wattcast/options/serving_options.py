@@ -8,13 +8,21 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+)
 
 from wattcast.core import bad_value
 from wattcast.core.option_declaration import Option
 from wattcast.core.units import parse_seconds
 from wattcast.options.run_options import ModelOptions
-from wattcast.options.setting_options import CARD_SETTINGS, PriceOptions, SettingOptions
+from wattcast.options.setting_options import (
+    CARD_SETTINGS,
+    PriceOptions,
+    SettingOptions,
+)
 from wattcast.options.verb_options import VerbOptions, part_of
 
 if TYPE_CHECKING:
@@ -66,7 +74,12 @@ class Traffic:
     )
     seconds: Annotated[
         float,
-        Option("Of arrivals: 600, 1h.", unit="s", above=0, parse=parse_seconds),
+        Option(
+            "Of arrivals: 600, 1h.",
+            unit="s",
+            above=0,
+            parse=parse_seconds,
+        ),
     ] = 600.0
     requests: Annotated[int | None, Option("Requests or conversations, not a time.")] = None
     concurrency: Annotated[
@@ -82,7 +95,13 @@ class Traffic:
         Option("Time in which rate or clients rise from zero.", panel=_TRAFFIC_PANEL, unit="s"),
     ] = 0.0
     seeds: Annotated[
-        int, Option("Draws to repeat, for the spread.", panel=_TRAFFIC_PANEL, least=1, most=100)
+        int,
+        Option(
+            "Draws to repeat, for the spread.",
+            panel=_TRAFFIC_PANEL,
+            least=1,
+            most=100,
+        ),
     ] = 1
 
 
@@ -150,7 +169,11 @@ class EngineOptions:
     memory_utilisation: Annotated[
         float,
         Option(
-            "Share of the memory an engine takes.", panel=_ENGINE_PANEL, unit="", above=0, most=1
+            "Share of the memory an engine takes.",
+            panel=_ENGINE_PANEL,
+            unit="",
+            above=0,
+            most=1,
         ),
     ] = 0.9
     max_model_len: Annotated[
@@ -167,14 +190,30 @@ class EngineOptions:
     ] = None
     prefix_hit_rate: Annotated[
         float,
-        Option("Share of each prompt found in the cache.", panel=_ENGINE_PANEL, unit="", most=1),
+        Option(
+            "Share of each prompt found in the cache.",
+            panel=_ENGINE_PANEL,
+            unit="",
+            most=1,
+        ),
     ] = 0.0
     speculative_tokens: Annotated[
-        int, Option("Tokens drafted a step.", panel=_ENGINE_PANEL, least=0, most=64)
+        int,
+        Option(
+            "Tokens drafted a step.",
+            panel=_ENGINE_PANEL,
+            least=0,
+            most=64,
+        ),
     ] = 0
     acceptance_rate: Annotated[
         float,
-        Option("Chance that a drafted token is kept.", panel=_ENGINE_PANEL, unit="", most=1),
+        Option(
+            "Chance that a drafted token is kept.",
+            panel=_ENGINE_PANEL,
+            unit="",
+            most=1,
+        ),
     ] = 0.7
 
 
@@ -200,7 +239,10 @@ class Deployment:
     transfer_byte_per_s: Annotated[
         float,
         Option(
-            "Speed of sending a prompt's cache on.", panel=_ENGINE_PANEL, unit="byte/s", above=0
+            "Speed of sending a prompt's cache on.",
+            panel=_ENGINE_PANEL,
+            unit="byte/s",
+            above=0,
         ),
     ] = TRANSFER_BYTE_PER_S
 
@@ -243,7 +285,12 @@ def _parse_pool(text: str, where: str) -> tuple[int, int]:
 
 
 def _tried(text: str) -> Option:
-    return Option(text, panel=_REPLICA_PANEL, least=1, commas=True)
+    return Option(
+        text,
+        panel=_REPLICA_PANEL,
+        least=1,
+        commas=True,
+    )
 
 
 @dataclass(frozen=True)

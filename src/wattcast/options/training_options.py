@@ -11,7 +11,11 @@ from typing import Annotated, Any
 from wattcast.core import Dtype, bad_value
 from wattcast.core.option_declaration import Option
 from wattcast.options.run_options import AttentionMode, SoftwareStack
-from wattcast.options.setting_options import CARD_SETTINGS, PriceOptions, SettingOptions
+from wattcast.options.setting_options import (
+    CARD_SETTINGS,
+    PriceOptions,
+    SettingOptions,
+)
 from wattcast.options.verb_options import VerbOptions, part_of
 
 MINIMISE = ("time", "energy", "cost")
@@ -84,7 +88,12 @@ def parse_count(value: Any, where: str) -> float:
     """
     if isinstance(value, str):
         text = value.strip().lower()
-        factor = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}.get(text[-1:], 1.0)
+        factor = {
+            "k": 1e3,
+            "m": 1e6,
+            "b": 1e9,
+            "t": 1e12,
+        }.get(text[-1:], 1.0)
         try:
             number = float(text[:-1] if factor > 1.0 else text) * factor
         except ValueError:
@@ -288,7 +297,13 @@ class JobLosses:
         Option("Hosts, network and fans, of the GPUs' energy.", panel=_LOSS_PANEL, unit=""),
     ] = 0.25
     padding: Annotated[
-        float, Option("Share of tokens that are padding.", panel=_LOSS_PANEL, unit="", most=0.99)
+        float,
+        Option(
+            "Share of tokens that are padding.",
+            panel=_LOSS_PANEL,
+            unit="",
+            most=0.99,
+        ),
     ] = 0.0
     pause_share: Annotated[
         float,

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar, cast
+from typing import (
+    Any,
+    TypeVar,
+    cast,
+)
 
 from wattcast.core.errors import bad_value, unknown_name
-from wattcast.core.option_declaration import DeclaredOption, list_declared, parse_group
+from wattcast.core.option_declaration import (
+    DeclaredOption,
+    list_declared,
+    parse_group,
+)
 
 Group = TypeVar("Group")
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -37,7 +49,11 @@ def part_of(group: type, *names: str) -> GroupPart:
 class ParsedOptions:
     """The options of one call by group: ``chosen[Traffic]`` is a ``Traffic``."""
 
-    def __init__(self, parts: Sequence[GroupPart], keywords: Mapping[str, object]) -> None:
+    def __init__(
+        self,
+        parts: Sequence[GroupPart],
+        keywords: Mapping[str, object],
+    ) -> None:
         self._parts = {part.group: part for part in parts}
         self._keywords = keywords
 
@@ -53,7 +69,11 @@ class ParsedOptions:
 class VerbOptions:
     """The options that one verb takes, in Python, on the command line and in help."""
 
-    def __init__(self, verb: str, *parts: type | GroupPart) -> None:
+    def __init__(
+        self,
+        verb: str,
+        *parts: type | GroupPart,
+    ) -> None:
         self.verb = verb
         self.parts = [part if isinstance(part, GroupPart) else GroupPart(part) for part in parts]
 

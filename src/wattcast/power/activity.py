@@ -91,7 +91,11 @@ class Activity:
         nothing = np.zeros(np.broadcast(count, self.duration_s).shape)
         return np.divide(count, self.duration_s, out=nothing, where=self.duration_s > 0)
 
-    def require(self, names: Iterable[str], model: str) -> None:
+    def require(
+        self,
+        names: Iterable[str],
+        model: str,
+    ) -> None:
         """Raise ``MissingEvents`` unless all of ``names`` are here."""
         missing_events = [name for name in names if name not in self.events]
         if missing_events:
@@ -115,7 +119,11 @@ _TENSOR |= {"tensor_int8_op": Dtype.INT8}
 _CUDA = {f"cuda_{d}_flop": d for d in (Dtype.FP64, Dtype.FP32, Dtype.FP16)}
 
 
-def module_utilisation(activity: Activity, gpu: Gpu, effective_hz: Array) -> dict[str, Array]:
+def module_utilisation(
+    activity: Activity,
+    gpu: Gpu,
+    effective_hz: Array,
+) -> dict[str, Array]:
     """Return the share of its peak that each module reached, from 0 to 1, ``(*sweep, interval)``.
 
     It is u = n/t / peak, with n the module's events in an interval of t seconds. On-chip peaks are

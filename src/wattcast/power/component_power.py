@@ -8,8 +8,16 @@ order), or almost nothing.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import (
+    Iterable,
+    Iterator,
+    Mapping,
+)
+from dataclasses import (
+    dataclass,
+    fields,
+    replace,
+)
 from enum import StrEnum
 from itertools import chain
 from pathlib import Path
@@ -176,14 +184,22 @@ class Leakage:
         if not self.sm_count > 0:
             raise bad_value("leakage: SMs", "a number above zero", self.sm_count)
 
-    def at(self, idle_sm: Array, relative_voltage: Array) -> Array:
+    def at(
+        self,
+        idle_sm: Array,
+        relative_voltage: Array,
+    ) -> Array:
         """Return the watts in each interval."""
         idle = np.clip(idle_sm, 0.0, self.sm_count) / self.sm_count
         awake = 1.0 - idle if self.gated else np.ones_like(idle)
         return np.asarray(relative_voltage * (self.cores_w * awake + self.rest_w))
 
 
-def read_mcpat(path: Path, sm_count: float | None = None, gated: bool = False) -> Leakage:
+def read_mcpat(
+    path: Path,
+    sm_count: float | None = None,
+    gated: bool = False,
+) -> Leakage:
     """Read leakage from the area and power listing that McPAT prints at the start of a run.
 
     Subthreshold and gate leakage of ``Total Cores`` and of everything else under ``Processor``.
@@ -196,7 +212,11 @@ def read_mcpat(path: Path, sm_count: float | None = None, gated: bool = False) -
     return Leakage(cores_w, processor_w - cores_w, float(sm_count or core_count), gated)
 
 
-def _read_leakage(text: str, heading: str, where: str) -> tuple[float, float]:
+def _read_leakage(
+    text: str,
+    heading: str,
+    where: str,
+) -> tuple[float, float]:
     """Return the leakage in W of the block below a heading of McPAT, and the number in it."""
     start = re.search(heading, text)
     block = ""
@@ -347,10 +367,20 @@ class ComponentPower(PowerModel):
                 terms.append(term)
             elif term.value > 0:
                 partial_names.append(term.part)
-        model = replace(self, terms=tuple(terms), part_list=tuple(parts), static=static)
+        model = replace(
+            self,
+            terms=tuple(terms),
+            part_list=tuple(parts),
+            static=static,
+        )
         return model, tuple(hidden_names), tuple(dict.fromkeys(partial_names))
 
-    def original_total_w(self, power: Power, activity: Activity, left_out: Iterable[str]) -> Array:
+    def original_total_w(
+        self,
+        power: Power,
+        activity: Activity,
+        left_out: Iterable[str],
+    ) -> Array:
         """Return the total that AccelWattch prints.
 
         There voltage scaling has reached only the parts that it adds last.
@@ -370,19 +400,32 @@ class ComponentPower(PowerModel):
         plain = coefficients_to_plain(self)
         terms = [list(row.values()) for row in plain.pop("terms")]
         parts = [list(row.values()) for row in plain.pop("part_list")]
-        return {"terms": terms, "parts": parts, **plain}
+        return {
+            "terms": terms,
+            "parts": parts,
+            **plain,
+        }
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> ComponentPower:
         """Build the model from what ``to_plain`` returned."""
         terms = [_name_columns(Term, row) for row in plain["terms"]]
         parts = [_name_columns(Part, row) for row in plain["parts"]]
-        columns = {**plain, "terms": terms, "part_list": parts}
+        columns = {
+            **plain,
+            "terms": terms,
+            "part_list": parts,
+        }
         model: ComponentPower = build_coefficients(cls, columns)
         return model
 
     def _part(
-        self, part: Part, activity: Activity, clock: Array, voltage: Array, out: Array
+        self,
+        part: Part,
+        activity: Activity,
+        clock: Array,
+        voltage: Array,
+        out: Array,
     ) -> None:
         """Fill ``out`` with one part's watts; joules are added up before one division by time."""
         out[...] = 0.0
@@ -404,7 +447,12 @@ class ComponentPower(PowerModel):
         if part.voltage_exponent:
             out *= voltage**part.voltage_exponent
 
-    def _mean_value(self, term: Term, activity: Activity, clock: Array) -> Array:
+    def _mean_value(
+        self,
+        term: Term,
+        activity: Activity,
+        clock: Array,
+    ) -> Array:
         """Return the value of a mean; a duty is capped, and in proportion to the clock."""
         mean = activity.event_values(term.event)
         if term.drive is not Drive.DUTY:

@@ -16,7 +16,11 @@ for work that its events can tell apart.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import (
+    KW_ONLY,
+    dataclass,
+    field,
+)
 from enum import StrEnum
 from typing import ClassVar
 
@@ -65,7 +69,11 @@ class RailVoltage:
         """Return a voltage that is the same at every clock."""
         return cls(np.array([1.0]), np.array([level]))
 
-    def level_at(self, clock_hz: Sweepable, other_clock_hz: Sweepable | None = None) -> Array:
+    def level_at(
+        self,
+        clock_hz: Sweepable,
+        other_clock_hz: Sweepable | None = None,
+    ) -> Array:
         """Return the voltage at both set clocks, V = max(V(f), V_floor(f_other))."""
         level = np.asarray(np.interp(clock_hz, self.clock_hz, self.level))
         if self.floor_clock_hz.size == 0:
@@ -77,7 +85,11 @@ class RailVoltage:
         return np.maximum(level, floor)
 
 
-def _check_levels(name: str, clock_hz: Array, level: Array) -> None:
+def _check_levels(
+    name: str,
+    clock_hz: Array,
+    level: Array,
+) -> None:
     """Raise an error unless clocks rise and voltages never fall."""
     if clock_hz.shape != level.shape or clock_hz.ndim != 1:
         raise bad_value(name, "one voltage a clock", f"{level.size} for {clock_hz.size}")

@@ -15,7 +15,11 @@ two modules working at once.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import (
+    dataclass,
+    field,
+    replace,
+)
 from functools import cached_property
 from typing import ClassVar
 
@@ -23,7 +27,11 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast.core import bad_value, check_names
-from wattcast.core.arrays import Array, Sweepable, sweep_values
+from wattcast.core.arrays import (
+    Array,
+    Sweepable,
+    sweep_values,
+)
 from wattcast.hardware import DEFAULT_TEMPERATURE_C, OperatingPoint
 from wattcast.power.activity import Activity, known_events
 from wattcast.power.power_model import (
@@ -110,7 +118,11 @@ class ModulePower(PowerModel):
         part_w[..., 2:] = dynamic_w
         return Power(part_w, self.parts)
 
-    def prepare_mean_power(self, events: tuple[str, ...], counts: Array) -> MeanPower:
+    def prepare_mean_power(
+        self,
+        events: tuple[str, ...],
+        counts: Array,
+    ) -> MeanPower:
         """Prepare the mean power of a workload; its fixed counts become joules on each rail once.
 
         A governor asks for the mean power of a workload at several clocks, and a sweep at a
@@ -122,7 +134,11 @@ class ModulePower(PowerModel):
         fixed_core_j, fixed_other_j = fixed_j
         last_core_j, last_other_j = last_j
 
-        def mean_power(last_count: Array, duration_s: Array, at: OperatingPoint) -> Array:
+        def mean_power(
+            last_count: Array,
+            duration_s: Array,
+            at: OperatingPoint,
+        ) -> Array:
             clock_hz = _set_clock(at)
             volts_squared = sweep_values(self.voltage.level_at(clock_hz)) ** 2
             core_j = fixed_core_j + last_core_j * last_count
@@ -134,7 +150,9 @@ class ModulePower(PowerModel):
         return mean_power
 
     def idle_power_w(
-        self, clock_hz: Sweepable, temperature_c: Sweepable = DEFAULT_TEMPERATURE_C
+        self,
+        clock_hz: Sweepable,
+        temperature_c: Sweepable = DEFAULT_TEMPERATURE_C,
     ) -> Array:
         if self.design is None:
             return self.idle.power_at(clock_hz, temperature_c)
@@ -149,7 +167,10 @@ class ModulePower(PowerModel):
         return self.modules
 
     def scale_energy(
-        self, part_factor: Mapping[str, float], idle_factor: float = 1.0, idle_offset_w: float = 0.0
+        self,
+        part_factor: Mapping[str, float],
+        idle_factor: float = 1.0,
+        idle_offset_w: float = 0.0,
     ) -> ModulePower:
         energy_j = {}
         for event, joules in self.energy_j.items():
@@ -180,7 +201,11 @@ class ModulePower(PowerModel):
     def as_module_power(self) -> ModulePower:
         return self
 
-    def _split_idle(self, clock_hz: Sweepable, temperature_c: Sweepable) -> tuple[Array, Array]:
+    def _split_idle(
+        self,
+        clock_hz: Sweepable,
+        temperature_c: Sweepable,
+    ) -> tuple[Array, Array]:
         """Return the static and the clock part of the idle power."""
         idle_w = self.idle.power_at(clock_hz, temperature_c)
         static_w = np.minimum(idle_w, self.idle.static_w(temperature_c))
@@ -198,7 +223,9 @@ class ModulePower(PowerModel):
         return rails[0], rails[1]
 
     def _workload_rail_j(
-        self, events: tuple[str, ...], counts: Array
+        self,
+        events: tuple[str, ...],
+        counts: Array,
     ) -> tuple[Sequence[Sweepable], Sequence[Sweepable]]:
         """Return the joules of a workload's fixed counts and of one last event, by rail.
 
@@ -219,7 +246,10 @@ class ModulePower(PowerModel):
         return fixed_sums, last_sums
 
     def _sum_modules(
-        self, counts: Array, event_j: Array, factors: Mapping[str, Sweepable]
+        self,
+        counts: Array,
+        event_j: Array,
+        factors: Mapping[str, Sweepable],
     ) -> tuple[Sweepable, Sweepable]:
         """Return the joules of fixed counts and of the last event on one rail, ``(*sweep,)``.
 

@@ -14,7 +14,12 @@ from __future__ import annotations
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import (
+    dataclass,
+    field,
+    fields,
+    is_dataclass,
+)
 from enum import Enum
 from importlib import import_module
 from importlib.util import find_spec
@@ -36,13 +41,31 @@ from typing import (
 import msgspec
 import numpy as np
 
-from wattcast.core import BadInput, bad_value, check_names, errors, files
-from wattcast.core.arrays import Array, Sweepable, as_sweep
+from wattcast.core import (
+    BadInput,
+    bad_value,
+    check_names,
+    errors,
+    files,
+)
+from wattcast.core.arrays import (
+    Array,
+    Sweepable,
+    as_sweep,
+)
 from wattcast.core.errors import MissingSpecification
-from wattcast.core.strict_files import Provenance, decode_yaml, read_bytes
+from wattcast.core.strict_files import (
+    Provenance,
+    decode_yaml,
+    read_bytes,
+)
 from wattcast.core.whole_files import write_whole
 from wattcast.hardware import DEFAULT_TEMPERATURE_C, OperatingPoint
-from wattcast.power.activity import Activity, ActivitySource, known_events
+from wattcast.power.activity import (
+    Activity,
+    ActivitySource,
+    known_events,
+)
 
 if TYPE_CHECKING:
     from wattcast.power.module_power import ModulePower
@@ -128,7 +151,11 @@ class PowerModel(ABC):
         model: Self = build_coefficients(cls, plain)
         return model
 
-    def prepare_mean_power(self, events: tuple[str, ...], counts: Array) -> MeanPower:
+    def prepare_mean_power(
+        self,
+        events: tuple[str, ...],
+        counts: Array,
+    ) -> MeanPower:
         """Prepare the mean power of a workload that is asked for at one clock after another.
 
         ``counts`` are those of ``events[:-1]`` over the whole workload and do not depend on the
@@ -136,7 +163,11 @@ class PowerModel(ABC):
         one interval that holds all counts.
         """
 
-        def mean_power(last_count: Array, duration_s: Array, at: OperatingPoint) -> Array:
+        def mean_power(
+            last_count: Array,
+            duration_s: Array,
+            at: OperatingPoint,
+        ) -> Array:
             fixed_counts = np.broadcast_to(counts, (*last_count.shape, len(counts)))
             all_counts = np.concatenate([fixed_counts, last_count[..., np.newaxis]], axis=-1)
             activity = Activity(
@@ -151,7 +182,9 @@ class PowerModel(ABC):
         return mean_power
 
     def idle_power_w(
-        self, clock_hz: Sweepable, temperature_c: Sweepable = DEFAULT_TEMPERATURE_C
+        self,
+        clock_hz: Sweepable,
+        temperature_c: Sweepable = DEFAULT_TEMPERATURE_C,
     ) -> Array:
         """Return the watts drawn at each set clock while nothing happens.
 
@@ -177,7 +210,10 @@ class PowerModel(ABC):
         return ()
 
     def scale_energy(
-        self, part_factor: Mapping[str, float], idle_factor: float = 1.0, idle_offset_w: float = 0.0
+        self,
+        part_factor: Mapping[str, float],
+        idle_factor: float = 1.0,
+        idle_offset_w: float = 0.0,
     ) -> PowerModel:
         """Return the model with the energy of some parts and its idle power scaled.
 
@@ -236,7 +272,11 @@ def power_model_kind(name: str) -> type[PowerModel]:
     return _MODELS[name]
 
 
-def build_power_model(kind: str, plain: Mapping[str, Any], where: str) -> PowerModel:
+def build_power_model(
+    kind: str,
+    plain: Mapping[str, Any],
+    where: str,
+) -> PowerModel:
     """Build a model of a kind from the coefficients of a file, or raise an error that says why
     not.
     """
@@ -339,7 +379,11 @@ def event_intensity(activity: Activity, event: str) -> Array:
     return activity.rate(event)
 
 
-def stack_parts(activity: Activity, part_w: list[Array], parts: tuple[str, ...]) -> Power:
+def stack_parts(
+    activity: Activity,
+    part_w: list[Array],
+    parts: tuple[str, ...],
+) -> Power:
     """Return watts of parts, each of which may be constant, over all intervals of ``activity``."""
     part_shapes = [np.shape(watts) for watts in part_w]
     shape = np.broadcast_shapes(activity.duration_s.shape, activity.value.shape[:-1], *part_shapes)
@@ -440,7 +484,11 @@ class IdlePower:
             expected = "a growth of at most 0.1 a degree, from a temperature of a chip"
             raise bad_value("idle", expected, f"{self.per_c} from {self.reference_c} C")
 
-    def power_at(self, clock_hz: Sweepable, temperature_c: Sweepable) -> Array:
+    def power_at(
+        self,
+        clock_hz: Sweepable,
+        temperature_c: Sweepable,
+    ) -> Array:
         """Return the idle power in W at each set clock and temperature."""
         warmer = np.maximum(1.0 + self.per_c * (temperature_c - self.reference_c), 0.0)
         return np.asarray(np.interp(clock_hz, self.clock_hz, self.power_w) * warmer)
@@ -452,7 +500,12 @@ class IdlePower:
         return self.power_at(self.clock_hz[np.argmin(self.power_w)], temperature_c)
 
 
-def _check_curve(name: str, expected: str, clock_hz: Array, values: Array) -> None:
+def _check_curve(
+    name: str,
+    expected: str,
+    clock_hz: Array,
+    values: Array,
+) -> None:
     """Raise an error unless a curve has a value at each clock, and a clock at all."""
     if clock_hz.shape != values.shape or clock_hz.ndim != 1 or clock_hz.size == 0:
         raise bad_value(name, expected, f"{values.size} for {clock_hz.size}")
@@ -501,7 +554,12 @@ def encode_model(saved: SavedModel) -> bytes:
         "scaling": dict(saved.scaling),
         "model": saved.model.to_plain(),
     }
-    text: str = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=118)
+    text: str = yaml.safe_dump(
+        plain,
+        sort_keys=False,
+        allow_unicode=True,
+        width=118,
+    )
     return text.encode()
 
 

@@ -17,7 +17,11 @@ import numpy as np
 
 from wattcast.core import bad_value
 from wattcast.power.activity import Activity
-from wattcast.power.hybrid_rail import BASE, EventRail, RailClock
+from wattcast.power.hybrid_rail import (
+    BASE,
+    EventRail,
+    RailClock,
+)
 from wattcast.power.power_model import (
     Power,
     PowerModel,

@@ -248,7 +248,11 @@ def rank_assumptions(p: PredictionValues) -> list[str]:
     return sorted(p.assumptions, key=rank)
 
 
-def count_digits(value: float, low: float, high: float) -> int:
+def count_digits(
+    value: float,
+    low: float,
+    high: float,
+) -> int:
     """Return how many significant digits a value deserves between the ends of its interval.
 
     >>> count_digits(8.7508, 7.07, 11.2), count_digits(8.7508, 8.6, 8.9)
@@ -274,7 +278,11 @@ def round_number(value: float, digits: int) -> str:
     return f"{rounded:.{digits}g}"
 
 
-def show_between(value: Values, ends: Array, unit: str) -> tuple[str, str]:
+def show_between(
+    value: Values,
+    ends: Array,
+    unit: str,
+) -> tuple[str, str]:
     """Return a value with the digits it deserves, and its interval."""
     low = float(ends[..., 0])
     high = float(ends[..., 1])

@@ -10,21 +10,39 @@ A number may be SI or a string with its unit; ``clock``, ``power_limit``, ``temp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias, Unpack, overload
+from typing import (
+    Any,
+    TypeAlias,
+    Unpack,
+    overload,
+)
 
 import numpy as np
 
 from wattcast import hardware
 from wattcast.core import bad_value, check_names
 from wattcast.core.user_results import ResultList
-from wattcast.hardware import Gpu, Node, strip_board
+from wattcast.hardware import (
+    Gpu,
+    Node,
+    strip_board,
+)
 from wattcast.hardware.catalogue_reader import load_node, load_node_file
 from wattcast.options.keywords import PredictKeywords as PredictKeywords
 from wattcast.options.keywords import SettingKeywords as SettingKeywords
-from wattcast.options.setting_options import OPERANDS, PREDICT, PriceOptions, SettingOptions
+from wattcast.options.setting_options import (
+    OPERANDS,
+    PREDICT,
+    PriceOptions,
+    SettingOptions,
+)
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.prediction import Prediction, predict_graphs
@@ -185,7 +203,12 @@ def _add_options(
     return workload, ModelOptions.from_names(**merged)
 
 
-def _note_settings(graph: Graph, notes: Sequence[str], operands: str | None, gpu: Gpu) -> Graph:
+def _note_settings(
+    graph: Graph,
+    notes: Sequence[str],
+    operands: str | None,
+    gpu: Gpu,
+) -> Graph:
     """Return a graph with the settings' notes and the place of its operands.
 
     An engine replays its kernels, and its host counts step by step.
@@ -200,7 +223,11 @@ def _note_settings(graph: Graph, notes: Sequence[str], operands: str | None, gpu
     return replace(graph, assumptions=tuple(assumptions), operands=operands or "")
 
 
-def _note_operands(graph: Graph, operands: str | None, gpu: Gpu) -> list[str]:
+def _note_operands(
+    graph: Graph,
+    operands: str | None,
+    gpu: Gpu,
+) -> list[str]:
     """Say where operands lie, where it matters and nobody said so.
 
     It matters where an operator that is not part of a model reads little enough to stay in L2.
@@ -225,7 +252,11 @@ def _note_operands(graph: Graph, operands: str | None, gpu: Gpu) -> list[str]:
     return [f"operands: {operands}, {where} when an operator begins"]
 
 
-def host_cost_of_run(model: str, latency_s: float, **options: Any) -> float:
+def host_cost_of_run(
+    model: str,
+    latency_s: float,
+    **options: Any,
+) -> float:
     """Return what issuing an operator costs a host that took so long for a pass of an eager model.
 
     The GPU must be the faster of both, as it is for a small model at batch 1.
@@ -256,7 +287,9 @@ def find_bundle(bundle: Bundle | str | Path | None, gpu: Gpu) -> Bundle:
 
 
 def find_gpu(
-    gpu: str | Path | Gpu, node: str | Path | Node | None = None, engine: str | None = None
+    gpu: str | Path | Gpu,
+    node: str | Path | Node | None = None,
+    engine: str | None = None,
 ) -> Gpu:
     """Find a GPU in the catalogue or in the user's own YAML file, and the node it stands in
     likewise. ``engine`` is whose kernels it runs.

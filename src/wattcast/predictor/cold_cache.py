@@ -34,7 +34,11 @@ class ColdCacheDelay:
         if not (self.operator_s >= 0.0 and self.s_per_byte >= 0.0):
             raise bad_value("cold", "seconds of zero or more", (self.operator_s, self.s_per_byte))
 
-    def extra_s(self, kernels: Kernels, l2_byte: float) -> Array:
+    def extra_s(
+        self,
+        kernels: Kernels,
+        l2_byte: float,
+    ) -> Array:
         """Return the extra seconds of one run of each kernel, ``(kernel,)``."""
         operators, byte = cold_cache_terms(kernels, l2_byte)
         return np.asarray(self.operator_s * operators + self.s_per_byte * byte)

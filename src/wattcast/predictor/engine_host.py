@@ -85,7 +85,12 @@ class HostTimes(HostCoefficients):
     capture_sizes: tuple[int, ...] = CAPTURE_SIZES  # tokens of steps that one graph holds
 
     def launch_s(
-        self, counts: LaunchCounts, tokens: int, decodes: int, layer_s: float, factor: float = 1.0
+        self,
+        counts: LaunchCounts,
+        tokens: int,
+        decodes: int,
+        layer_s: float,
+        factor: float = 1.0,
     ) -> float:
         """Return the time to launch a step of traffic: a graph, and layers at ``layer_s`` each.
 
@@ -96,7 +101,12 @@ class HostTimes(HostCoefficients):
         return self._launch_s(counts, tokens, decodes, layer_s, loose_s, factor)
 
     def repeated_step_s(
-        self, counts: LaunchCounts, tokens: int, decodes: int, prompts: int, admitted: float
+        self,
+        counts: LaunchCounts,
+        tokens: int,
+        decodes: int,
+        prompts: int,
+        admitted: float,
     ) -> float:
         """Return the time for a step like the one before, which counts where the GPU takes less."""
         layer_s = self.launch_same_layer_s if prompts else 0.0
@@ -122,7 +132,11 @@ class HostTimes(HostCoefficients):
         layers_s += self.launch_scan_s * counts.scans * (loose or layer_s > 0.0)
         return self.launch_graph_s + self.launch_graph_per_sequence_s * decodes + layers_s * factor
 
-    def count_launches(self, launches: EngineLaunches, by_openai: bool) -> LaunchCounts:
+    def count_launches(
+        self,
+        launches: EngineLaunches,
+        by_openai: bool,
+    ) -> LaunchCounts:
         """Weigh what a step launches; ``by_openai``: packed experts run as OpenAI's kernels."""
         packed = launches.packed_experts and by_openai
         other_layers = launches.layers + (self.scan_layers - 1.0) * launches.scans
@@ -154,7 +168,12 @@ class EngineHost:
     factor: Array | float = 1.0  # (*sweep,) of this host's times over those that ship
     waits: bool = False  # for the GPU before it prepares the next step
 
-    def joint_s(self, step: EngineStep, count: float, device_s: Array) -> Array:
+    def joint_s(
+        self,
+        step: EngineStep,
+        count: float,
+        device_s: Array,
+    ) -> Array:
         """Return the time of ``count`` equal steps of which the GPU takes so long for all."""
         host_s = count * self.step_s(step)
         if not self.waits:

@@ -42,7 +42,11 @@ class GaussianProcess:
         if not (np.isfinite(self.points).all() and np.isfinite(self.alpha).all()):
             raise bad_value("kriging", "finite numbers", "others")
 
-    def predict_rows(self, rows: Array, nearest_out: Array) -> Array:
+    def predict_rows(
+        self,
+        rows: Array,
+        nearest_out: Array,
+    ) -> Array:
         """Return the mean for each row ``(row, feature)``, columns in the order of ``features``.
 
         ``nearest_out`` takes r² of the nearest point.
@@ -98,7 +102,11 @@ class GaussianProcess:
         }
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Any], prefix: str) -> GaussianProcess:
+    def from_arrays(
+        cls,
+        arrays: Mapping[str, Any],
+        prefix: str,
+    ) -> GaussianProcess:
         """Make a process of what ``to_arrays`` saved."""
         mean, variance = arrays[f"{prefix}.mean"]
         return cls(
@@ -111,7 +119,11 @@ class GaussianProcess:
         )
 
 
-def _sum_decays(table: Array, points: Array, weights: Array) -> tuple[Array, Array]:
+def _sum_decays(
+    table: Array,
+    points: Array,
+    weights: Array,
+) -> tuple[Array, Array]:
     """Return Σ w·2^-r of each row and the lowest r²; ``table @ points`` are the squares r², ``(row,
     point)``.
     """

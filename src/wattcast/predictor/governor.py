@@ -24,10 +24,19 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast.coefficients import load_coefficients
-from wattcast.core.arrays import Array, Mask, append_axes, sweep_values
+from wattcast.core.arrays import (
+    Array,
+    Mask,
+    append_axes,
+    sweep_values,
+)
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.predictor.bundle.bundle_file import Bundle
-from wattcast.predictor.pipeline import ClockedTimeline, TimelineRunner, WorkloadTotals
+from wattcast.predictor.pipeline import (
+    ClockedTimeline,
+    TimelineRunner,
+    WorkloadTotals,
+)
 from wattcast.predictor.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -92,7 +101,10 @@ class GovernedPoint:
 
 
 def run_governed(
-    timeline: Timeline, gpu: Gpu, at: OperatingPoint, bundle: Bundle
+    timeline: Timeline,
+    gpu: Gpu,
+    at: OperatingPoint,
+    bundle: Bundle,
 ) -> tuple[GovernedPoint, WorkloadTotals, ClockedTimeline]:
     """Find the highest set clock at which mean power meets the limit that the governor holds, and
     run the workload there.
@@ -129,7 +141,11 @@ class _ClockBounds:
     limit_w: Array  # (*sweep,)
 
 
-def _find_bounds(gpu: Gpu, at: OperatingPoint, bundle: Bundle) -> _ClockBounds:
+def _find_bounds(
+    gpu: Gpu,
+    at: OperatingPoint,
+    bundle: Bundle,
+) -> _ClockBounds:
     clock = gpu.clocks.max_hz if at.clock_hz is None else at.clock_hz
     asked_hz = np.asarray(clock, dtype=np.float64)
     if asked_hz.ndim == 0:
@@ -247,7 +263,10 @@ def _govern_stretches(
 
 
 def _govern_division(
-    division: Division, at: OperatingPoint, bundle: Bundle, bounds: _ClockBounds
+    division: Division,
+    at: OperatingPoint,
+    bundle: Bundle,
+    bounds: _ClockBounds,
 ) -> GovernedDivision:
     """Hold stretch after stretch under the limit; the host issues ahead of the device across
     them.
@@ -287,7 +306,9 @@ class _JoinedRun:
 
 
 def _join_stretches(
-    timeline: Timeline, stretches: tuple[GovernedStretch, ...], shape: tuple[int, ...]
+    timeline: Timeline,
+    stretches: tuple[GovernedStretch, ...],
+    shape: tuple[int, ...],
 ) -> _JoinedRun:
     """Add up the stretches of a run; ``shape`` is that of the sweep."""
     latency_s = np.zeros(shape)
@@ -325,7 +346,11 @@ def _join_stretches(
 
 
 def _search_clock(
-    runner: TimelineRunner, least_hz: Array, high_hz: Array, excess_at_high_w: Array, limit_w: Array
+    runner: TimelineRunner,
+    least_hz: Array,
+    high_hz: Array,
+    excess_at_high_w: Array,
+    limit_w: Array,
 ) -> tuple[ClockedTimeline, Mask]:
     """Find the clocks at which power exceeds the limit by nothing, and say for which points the
     search ended above ``least_hz`` or below the limit.

@@ -12,7 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core.arrays import Array, Sweepable, map_distinct
+from wattcast.core.arrays import (
+    Array,
+    Sweepable,
+    map_distinct,
+)
 from wattcast.kernels import Kernels, ReferenceChip
 from wattcast.kernels.kernel_table import KernelWork
 from wattcast.predictor.kernel_coefficients import KERNEL_TIMES
@@ -38,13 +42,21 @@ class IdealTerms:
     store_cycle: Array
     store_s: Array
 
-    def seconds(self, log_corrections: Array, effective_hz: Array | float) -> Array:
+    def seconds(
+        self,
+        log_corrections: Array,
+        effective_hz: Array | float,
+    ) -> Array:
         """Compute latency from log λ of compute, memory, fixed seconds, L2 and steps, ``(kernel,
         5)`` or ``(5,)``.
         """
         return self.corrected(np.moveaxis(np.exp(log_corrections), -1, 0), effective_hz)
 
-    def corrected(self, corrections: Array, effective_hz: Array | float) -> Array:
+    def corrected(
+        self,
+        corrections: Array,
+        effective_hz: Array | float,
+    ) -> Array:
         """Return the latency with the five λ themselves, on the first axis."""
         compute, memory, fixed_s, l2, serial = corrections
         main_cycle = np.maximum(compute * self.compute_cycle, l2 * self.l2_cycle)
@@ -90,7 +102,11 @@ def compute_ideal_terms(kernels: Kernels, reference: ReferenceChip) -> IdealTerm
     )
 
 
-def load_imbalance(kernels: Kernels, sms: Sweepable, waves: Array) -> Sweepable:
+def load_imbalance(
+    kernels: Kernels,
+    sms: Sweepable,
+    waves: Array,
+) -> Sweepable:
     """Return what the busiest SM loads over what an SM loads on average, ``(*sweep, kernel)``.
 
     It is above 1 for tiles of convolutions only. Products have it too, but their loads hide behind
@@ -131,7 +147,12 @@ def late_dram_byte(work: KernelWork) -> Array:
     return np.where(work.store_byte > 0, work.dram_write_byte, 0.0)
 
 
-def busy_rates(kernels: Kernels, reference: ReferenceChip, seconds: Array, fixed_s: Array) -> Array:
+def busy_rates(
+    kernels: Kernels,
+    reference: ReferenceChip,
+    seconds: Array,
+    fixed_s: Array,
+) -> Array:
     """Return the log of the time and shares of the reference chip's peak rates, ``(RATE_FEATURES,
     kernel)``.
     """

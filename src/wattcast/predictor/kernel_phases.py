@@ -21,14 +21,22 @@ whose rate nobody published do not bound anything.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import (
+    dataclass,
+    field,
+    replace,
+)
 from operator import attrgetter
 from typing import cast
 
 import numpy as np
 
 from wattcast.core import bad_value
-from wattcast.core.arrays import Array, Sweepable, map_distinct
+from wattcast.core.arrays import (
+    Array,
+    Sweepable,
+    map_distinct,
+)
 from wattcast.hardware import Gpu
 from wattcast.kernels import Kernels
 from wattcast.kernels.kernel_table import KernelWork
@@ -196,7 +204,9 @@ class KernelScale:
 
 
 def find_scale(
-    kernels: Kernels, corrections: Mapping[str, Correction], residuals: LearnedFactors | None
+    kernels: Kernels,
+    corrections: Mapping[str, Correction],
+    residuals: LearnedFactors | None,
 ) -> KernelScale:
     """Find the fitted λ and the learned factors of each kernel."""
     blended = blend_corrections(kernels.work, corrections)
@@ -220,14 +230,22 @@ def _start_phases(start_s: Array, launch: LaunchCosts) -> tuple[KernelPhase, ...
 
 
 def _move_phases(
-    kernels: Kernels, gpu: Gpu, l2_rate: Sweepable | None, scale: KernelScale
+    kernels: Kernels,
+    gpu: Gpu,
+    l2_rate: Sweepable | None,
+    scale: KernelScale,
 ) -> tuple[KernelPhase, ...]:
     """Return the phases in which an operator's kernels pass data on to one another and tiles store
     their results.
     """
     work = kernels.work
 
-    def make_phase(name: str, byte: Array, dram_byte: Array, least_cycles: Array) -> KernelPhase:
+    def make_phase(
+        name: str,
+        byte: Array,
+        dram_byte: Array,
+        least_cycles: Array,
+    ) -> KernelPhase:
         cycles = least_cycles
         if l2_rate is not None:
             l2_cycles = np.divide(scale.l2 * byte, l2_rate, order="F")
@@ -249,7 +267,10 @@ def _move_phases(
 
 
 def _published_bounds(
-    kernels: Kernels, gpu: Gpu, l2_rate: Sweepable | None, waves: Array
+    kernels: Kernels,
+    gpu: Gpu,
+    l2_rate: Sweepable | None,
+    waves: Array,
 ) -> MainBounds:
     """Return the bounds of the main loop on a chip that exists."""
     busiest_byte = kernels.work.l2_byte * load_imbalance(kernels, gpu.sm_count, waves)

@@ -129,7 +129,11 @@ def view_kernel(basis: PredictionBasis, row: int) -> KernelView:
     )
 
 
-def _view_phases(basis: PredictionBasis, row: int, effective_hz: float) -> tuple[PhaseView, ...]:
+def _view_phases(
+    basis: PredictionBasis,
+    row: int,
+    effective_hz: float,
+) -> tuple[PhaseView, ...]:
     """Return the phases that take time, with their bounds and their watts by part."""
     timeline = basis.timeline
     rows = np.array([row])
@@ -185,7 +189,11 @@ def _take_number(values: Array | None) -> float:
     return 0.0 if values is None else float(np.ravel(values)[0])
 
 
-def _divide_events(basis: PredictionBasis, row: int, phases: list[KernelPhase]) -> Array:
+def _divide_events(
+    basis: PredictionBasis,
+    row: int,
+    phases: list[KernelPhase],
+) -> Array:
     """Return the counts of a kernel's events by phase, ``(phase, event)``; they add up to all."""
     timeline = basis.timeline
     work = timeline.kernels.work
@@ -193,7 +201,11 @@ def _divide_events(basis: PredictionBasis, row: int, phases: list[KernelPhase]) 
     counts = np.zeros((len(phases), len(timeline.events)))
     counts[names.index("main")] = timeline.value[row]
 
-    def move(phase: str, event: str, amount: float) -> None:
+    def move(
+        phase: str,
+        event: str,
+        amount: float,
+    ) -> None:
         if phase in names:
             place = timeline.events.index(event)
             counts[names.index(phase), place] += amount
@@ -210,7 +222,11 @@ def _divide_events(basis: PredictionBasis, row: int, phases: list[KernelPhase]) 
     return np.maximum(counts, 0.0)
 
 
-def _name_resources(basis: PredictionBasis, row: int, effective_hz: float) -> dict[str, float]:
+def _name_resources(
+    basis: PredictionBasis,
+    row: int,
+    effective_hz: float,
+) -> dict[str, float]:
     """Return the seconds that arithmetic and L2 alone take in the main loop."""
     timeline = basis.timeline
     kernels = timeline.kernels
@@ -230,7 +246,10 @@ def _name_resources(basis: PredictionBasis, row: int, effective_hz: float) -> di
 
 
 def _phase_resources(
-    name: str, main: Mapping[str, float], on_chip_s: float, off_chip_s: float
+    name: str,
+    main: Mapping[str, float],
+    on_chip_s: float,
+    off_chip_s: float,
 ) -> dict[str, float]:
     """Return what each resource alone takes in a phase; the longest is the phase's time."""
     if name in ("fixed", "start"):
@@ -246,7 +265,11 @@ def _phase_resources(
     return resources | {"device memory": off_chip_s}
 
 
-def _view_tiles(basis: PredictionBasis, row: int, effective_hz: float) -> tuple[TileChoice, ...]:
+def _view_tiles(
+    basis: PredictionBasis,
+    row: int,
+    effective_hz: float,
+) -> tuple[TileChoice, ...]:
     """Return the tile that a product runs, then others; nothing for other operators."""
     kernels = basis.timeline.kernels
     op = kernels.ops[row]

@@ -7,21 +7,39 @@ time and of energy.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import (
+    Hashable,
+    Mapping,
+    Sequence,
+)
+from dataclasses import (
+    dataclass,
+    field,
+    replace,
+)
 from functools import cached_property, partial
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core.arrays import Array, Mask, index_distinct, map_blocks, map_distinct
+from wattcast.core.arrays import (
+    Array,
+    Mask,
+    index_distinct,
+    map_blocks,
+    map_distinct,
+)
 from wattcast.core.tree_ensemble import TreeEnsemble
 from wattcast.kernels import Kernels, ReferenceChip
 from wattcast.kernels.kernel_table import root_family
 from wattcast.kernels.lowering import compute_work
 from wattcast.predictor.gaussian_process import GaussianProcess
-from wattcast.predictor.ideal_terms import RATE_FEATURES, busy_rates, compute_ideal_terms
+from wattcast.predictor.ideal_terms import (
+    RATE_FEATURES,
+    busy_rates,
+    compute_ideal_terms,
+)
 from wattcast.predictor.kernel_coefficients import KERNEL_TIMES
 from wattcast.workload.operator_base import select_operators
 
@@ -54,7 +72,11 @@ class LearnedFactor:
                 names += model.features
         return tuple(dict.fromkeys(names))
 
-    def predict_logs(self, table: Array, nearest_out: Array) -> Array:
+    def predict_logs(
+        self,
+        table: Array,
+        nearest_out: Array,
+    ) -> Array:
         """Return the log of the factor of each row of ``features``, kept within the range that was
         seen.
 
@@ -81,7 +103,9 @@ class LearnedFactor:
 
 
 def evaluate_factors(
-    models: Mapping[str, LearnedFactor], families: Sequence[str], features: Mapping[str, Array]
+    models: Mapping[str, LearnedFactor],
+    families: Sequence[str],
+    features: Mapping[str, Array],
 ) -> tuple[Array, Array]:
     """Evaluate the learned factor of each kernel and its nearness to measured rows, each
     ``(kernel,)``.
@@ -154,9 +178,18 @@ class LearnedFactors:
     energy: Mapping[str, LearnedFactor]
     # by operators met before: factors depend on shapes alone, and take most of the time of a
     # prediction
-    _remembered: dict[Hashable, Factors] = field(default_factory=dict, repr=False, compare=False)
+    _remembered: dict[Hashable, Factors] = field(
+        default_factory=dict,
+        repr=False,
+        compare=False,
+    )
 
-    def factors(self, kernels: Kernels, corrections: Array, energy: bool = True) -> Factors:
+    def factors(
+        self,
+        kernels: Kernels,
+        corrections: Array,
+        energy: bool = True,
+    ) -> Factors:
         """Return factors on time and on energy, ``(kernel,)``, and nearness; ``corrections`` are
         the five λ.
 
@@ -189,7 +222,11 @@ class LearnedFactors:
             return None
         return self._remembered.get(kernels.key)
 
-    def _remember(self, kernels: Kernels, factors: Factors) -> None:
+    def _remember(
+        self,
+        kernels: Kernels,
+        factors: Factors,
+    ) -> None:
         if len(kernels.ops) > _MOST_ROWS:
             return
         if len(self._remembered) >= _MOST_REMEMBERED:
@@ -200,7 +237,11 @@ class LearnedFactors:
         """Forget the factors of workloads met before, as a measurement of time needs it."""
         self._remembered.clear()
 
-    def off_chip(self, kernels: Kernels, time: Array) -> Array:
+    def off_chip(
+        self,
+        kernels: Kernels,
+        time: Array,
+    ) -> Array:
         """Return the part of the factor on time that seconds of device memory take: here all of
         it.
         """
@@ -213,7 +254,12 @@ class CarriedFactors(LearnedFactors):
     of.
     """
 
-    def factors(self, kernels: Kernels, corrections: Array, energy: bool = True) -> Factors:
+    def factors(
+        self,
+        kernels: Kernels,
+        corrections: Array,
+        energy: bool = True,
+    ) -> Factors:
         """Return factors on time and on energy, ``(kernel,)``, and nearness, as the other chip
         would have them.
         """
@@ -236,7 +282,11 @@ class CarriedFactors(LearnedFactors):
         time[rows], cost[rows], near[:, rows] = factors
         return time, cost, near
 
-    def off_chip(self, kernels: Kernels, time: Array) -> Array:
+    def off_chip(
+        self,
+        kernels: Kernels,
+        time: Array,
+    ) -> Array:
         """Scale seconds of device memory down by what was learned, never up."""
         return np.minimum(time, 1.0)
 
@@ -252,7 +302,12 @@ class LayeredFactors(LearnedFactors):
     own: LearnedFactors = field(kw_only=True)
     carried: LearnedFactors | None = field(kw_only=True)
 
-    def factors(self, kernels: Kernels, corrections: Array, energy: bool = True) -> Factors:
+    def factors(
+        self,
+        kernels: Kernels,
+        corrections: Array,
+        energy: bool = True,
+    ) -> Factors:
         """Return factors on time and on energy, ``(kernel,)``, and nearness, each from the layer
         that has them.
         """
@@ -264,7 +319,11 @@ class LayeredFactors(LearnedFactors):
         near_time = np.where(is_own, near[0], carried_near[0])
         return np.where(is_own, time, carried_time), cost, np.array([near_time, carried_near[1]])
 
-    def off_chip(self, kernels: Kernels, time: Array) -> Array:
+    def off_chip(
+        self,
+        kernels: Kernels,
+        time: Array,
+    ) -> Array:
         """Return the part of the factor on time that device memory takes, by layer."""
         own = self.own.off_chip(kernels, time)
         if self.carried is None:

@@ -25,16 +25,28 @@ nodes every GPU sends through its own network card. Coefficients and where they 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import (
+    dataclass,
+    fields,
+    replace,
+)
 from functools import cache
 
 import numpy as np
 
 from wattcast.core import Dtype, units
-from wattcast.core.arrays import Array, Mask, Sweepable
+from wattcast.core.arrays import (
+    Array,
+    Mask,
+    Sweepable,
+)
 from wattcast.core.errors import MissingSpecification
 from wattcast.core.strict_files import read_shipped_yaml
-from wattcast.hardware import Gpu, Node, node_of_gpu
+from wattcast.hardware import (
+    Gpu,
+    Node,
+    node_of_gpu,
+)
 from wattcast.hardware.catalogue_reader import load_node
 from wattcast.hardware.gpu import Fabric
 from wattcast.kernels.families.collectives import COPYING_SMS
@@ -155,7 +167,10 @@ def nccl_protocol_s(
 
 
 def _ring_protocol_s(
-    law: LinkLaw, rows: CollectiveRows, link_byte_per_s: Sweepable, crowd: Array
+    law: LinkLaw,
+    rows: CollectiveRows,
+    link_byte_per_s: Sweepable,
+    crowd: Array,
 ) -> tuple[Array, ...]:
     """Return the seconds of LL, LL128, Simple and NVLS."""
     n = rows.gpus
@@ -181,7 +196,10 @@ def _ring_protocol_s(
 
 
 def _peer_protocol_s(
-    law: LinkLaw, rows: CollectiveRows, link_byte_per_s: Sweepable, crowd: Array
+    law: LinkLaw,
+    rows: CollectiveRows,
+    link_byte_per_s: Sweepable,
+    crowd: Array,
 ) -> tuple[Array, ...]:
     """Return the seconds of peers' LL and Simple, and twice infinity for protocols they lack."""
     n = rows.gpus
@@ -200,7 +218,10 @@ def _peer_protocol_s(
 
 
 def pcie_crowd(
-    rows: CollectiveRows, node: Node, link_byte_per_s: Sweepable, laws: CollectiveLaws
+    rows: CollectiveRows,
+    node: Node,
+    link_byte_per_s: Sweepable,
+    laws: CollectiveLaws,
 ) -> Array:
     """Return the part of a card's PCIe rate that a collective has, ``(*sweep, row)``.
 
@@ -228,7 +249,11 @@ def pcie_crowd(
     return np.where(n > beside, np.minimum(crowd, across), crowd)
 
 
-def engine_all_reduce_s(law: EngineLaw, rows: CollectiveRows, link_byte_per_s: Sweepable) -> Array:
+def engine_all_reduce_s(
+    law: EngineLaw,
+    rows: CollectiveRows,
+    link_byte_per_s: Sweepable,
+) -> Array:
     """Return the seconds of an engine's own all-reduce, ``(*sweep, row)``, the faster of one-shot
     and two-shot.
     """
@@ -272,7 +297,11 @@ def collective_s(ops: Sequence[Collective], gpu: Gpu) -> Array:
 
 
 def _within_node_s(
-    rows: CollectiveRows, gpu: Gpu, node: Node, laws: CollectiveLaws, by_engine: Mask
+    rows: CollectiveRows,
+    gpu: Gpu,
+    node: Node,
+    laws: CollectiveLaws,
+    by_engine: Mask,
 ) -> Array:
     """Return the seconds of collectives of GPUs of one node, ``(*sweep, row)``; nothing where there
     is one GPU.
@@ -306,7 +335,12 @@ def _over_nvlink_s(
     return np.asarray(np.where(by_engine, np.minimum(nccl_s, engine_s), nccl_s))
 
 
-def _over_pcie_s(rows: CollectiveRows, gpu: Gpu, node: Node, laws: CollectiveLaws) -> Array:
+def _over_pcie_s(
+    rows: CollectiveRows,
+    gpu: Gpu,
+    node: Node,
+    laws: CollectiveLaws,
+) -> Array:
     pcie = gpu.links.pcie_byte_per_s
     if pcie is None:
         raise MissingSpecification(
@@ -402,7 +436,10 @@ def describe_links(gpu: Gpu, gpus: int) -> str:
 
 
 def warn_of_slow_links(
-    calls: Sequence[tuple[Collective, float]], collective_spent_s: float, other_s: float, gpu: Gpu
+    calls: Sequence[tuple[Collective, float]],
+    collective_spent_s: float,
+    other_s: float,
+    gpu: Gpu,
 ) -> str | None:
     """Say that half of the GPUs would be faster, where they would; None where they would not.
 
@@ -431,7 +468,11 @@ def warn_of_slow_links(
     )
 
 
-def overlapped_s(collective_s: Array, compute_s: Array, sm_share: Sweepable) -> Array:
+def overlapped_s(
+    collective_s: Array,
+    compute_s: Array,
+    sm_share: Sweepable,
+) -> Array:
     """Return the time of a collective of t seconds beside T seconds of compute: max(t, T + φ·t).
 
     The collective's SMs are a share φ of all, which compute does without as long as it runs. Memory

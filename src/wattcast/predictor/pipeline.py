@@ -10,17 +10,32 @@ Power models see ``priced`` activities: each kernel's events times its learned e
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import (
+    dataclass,
+    fields,
+    replace,
+)
 from operator import attrgetter
 from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core.arrays import Array, Mask, append_axes, map_distinct, sweep_values
+from wattcast.core.arrays import (
+    Array,
+    Mask,
+    append_axes,
+    map_distinct,
+    sweep_values,
+)
 from wattcast.core.strict_files import FitStatus
 from wattcast.hardware import Gpu, OperatingPoint
-from wattcast.kernels import Kernels, build_kernels, lower_graph, lower_graphs
+from wattcast.kernels import (
+    Kernels,
+    build_kernels,
+    lower_graph,
+    lower_graphs,
+)
 from wattcast.kernels.kernel_table import LibraryStyle, RunCondition
 from wattcast.kernels.machete_kernels import machete_energy
 from wattcast.power.activity import Activity, ActivitySource
@@ -43,12 +58,20 @@ from wattcast.workload.engine_row_operators import Sampling
 from wattcast.workload.graph import Graph
 from wattcast.workload.model_options import SoftwareStack
 from wattcast.workload.operator_base import Operator, index_words
-from wattcast.workload.operator_types import Bmm, Collective, Linear
+from wattcast.workload.operator_types import (
+    Bmm,
+    Collective,
+    Linear,
+)
 
 BUSY_EVENT = "busy_sm_cycle"
 
 
-def count_busy_cycles(timeline: Timeline, kernel_s: Array, effective_hz: Array) -> Array:
+def count_busy_cycles(
+    timeline: Timeline,
+    kernel_s: Array,
+    effective_hz: Array,
+) -> Array:
     """Count the cycles of busy SMs in one run of each kernel, ``(*sweep, kernel)``; those that wait
     count less.
     """
@@ -119,13 +142,21 @@ class KernelDetail:
     peak_w: Array  # (*sweep,) the most any kernel draws
 
 
-def analyse_graph(graph: Graph, gpu: Gpu, bundle: Bundle) -> Timeline:
+def analyse_graph(
+    graph: Graph,
+    gpu: Gpu,
+    bundle: Bundle,
+) -> Timeline:
     """Analyse a workload and return its clock-free timeline on this GPU."""
     kernels = lower_graph(graph, gpu, bundle.reference)
     return _place_in_model(graph, analyse_kernels(kernels, gpu, bundle), gpu, bundle)
 
 
-def analyse_graphs(graphs: Sequence[Graph], gpu: Gpu, bundle: Bundle) -> list[Timeline]:
+def analyse_graphs(
+    graphs: Sequence[Graph],
+    gpu: Gpu,
+    bundle: Bundle,
+) -> list[Timeline]:
     """Analyse many workloads in one table of kernels and return one timeline per workload."""
     if len(graphs) == 1:
         return [analyse_graph(graphs[0], gpu, bundle)]
@@ -138,7 +169,11 @@ def analyse_graphs(graphs: Sequence[Graph], gpu: Gpu, bundle: Bundle) -> list[Ti
     return timelines
 
 
-def analyse_kernels(kernels: Kernels, gpu: Gpu, bundle: Bundle) -> Timeline:
+def analyse_kernels(
+    kernels: Kernels,
+    gpu: Gpu,
+    bundle: Bundle,
+) -> Timeline:
     """Analyse kernels and return their clock-free timeline on this GPU.
 
     A library may run a product of some rows as one of more, with rows to spare. So where several
@@ -166,7 +201,10 @@ def stretch_phases(timeline: Timeline, factor: Array) -> Timeline:
 
 
 def find_padding_factor(
-    kernels: Kernels, gpu: Gpu, bundle: Bundle, time_factor: Array
+    kernels: Kernels,
+    gpu: Gpu,
+    bundle: Bundle,
+    time_factor: Array,
 ) -> Array | None:
     """Return the factor on the time of products that run faster with rows to spare, ``(kernel,)``;
     None where there are none.
@@ -204,7 +242,11 @@ def _find_paddable(kernels: Kernels, by_table: bool) -> list[int]:
 
 
 def _shortest_padded_s(
-    kernels: Kernels, products: Sequence[int], gpu: Gpu, bundle: Bundle, learned: LearnedFactors
+    kernels: Kernels,
+    products: Sequence[int],
+    gpu: Gpu,
+    bundle: Bundle,
+    learned: LearnedFactors,
 ) -> Array:
     """Return the shortest time of the next larger products on the reference chip,
     ``(product,)``.
@@ -236,14 +278,23 @@ def _list_larger_sizes(m: int) -> list[int]:
     return [size for size in sizes if size > m][:_LARGER_SIZES]
 
 
-def _reference_s(kernels: Kernels, bundle: Bundle, time_factor: Array) -> Array:
+def _reference_s(
+    kernels: Kernels,
+    bundle: Bundle,
+    time_factor: Array,
+) -> Array:
     """Return the seconds of each kernel on the reference chip at its top clock, ``(kernel,)``."""
     blended = blend_corrections(kernels.work, bundle.corrections)
     terms = compute_ideal_terms(kernels, bundle.reference)
     return np.asarray(time_factor * terms.corrected(blended.T, bundle.reference.top_hz))
 
 
-def _place_in_model(graph: Graph, timeline: Timeline, gpu: Gpu, bundle: Bundle) -> Timeline:
+def _place_in_model(
+    graph: Graph,
+    timeline: Timeline,
+    gpu: Gpu,
+    bundle: Bundle,
+) -> Timeline:
     """Return a workload's timeline with what operators take more or less than alone."""
     cold_s = None
     if bundle.cold is not None and not graph.operands:
@@ -252,7 +303,11 @@ def _place_in_model(graph: Graph, timeline: Timeline, gpu: Gpu, bundle: Bundle) 
 
 
 def place_in_model(
-    graph: Graph, timeline: Timeline, gpu: Gpu, bundle: Bundle, cold_s: Array | None
+    graph: Graph,
+    timeline: Timeline,
+    gpu: Gpu,
+    bundle: Bundle,
+    cold_s: Array | None,
 ) -> Timeline:
     """Return a workload's timeline with what operators take more or less than alone: cold caches
     (``cold_s`` seconds, ``(*sweep, kernel)``), overlap.
@@ -327,7 +382,11 @@ class TimelineRunner:
     """
 
     def __init__(
-        self, timeline: Timeline, at: OperatingPoint, bundle: Bundle, ahead_s: Array | float = 0.0
+        self,
+        timeline: Timeline,
+        at: OperatingPoint,
+        bundle: Bundle,
+        ahead_s: Array | float = 0.0,
     ) -> None:
         self._timeline = timeline
         self._at = at
@@ -364,7 +423,11 @@ class TimelineRunner:
         return WorkloadTotals(run.latency_s, busy_s, run.power_w, mean_power_w(cycles, busy_s))
 
 
-def _waiting_w(engine: EngineHost, at: OperatingPoint, bundle: Bundle) -> Array:
+def _waiting_w(
+    engine: EngineHost,
+    at: OperatingPoint,
+    bundle: Bundle,
+) -> Array:
     """Return the watts by which a GPU that waits for an engine's host draws more than an idle one,
     ``(*sweep,)``.
     """
@@ -372,14 +435,21 @@ def _waiting_w(engine: EngineHost, at: OperatingPoint, bundle: Bundle) -> Array:
     return np.asarray((engine.times.waiting_power - 1.0) * sweep_values(idle_w))
 
 
-def total_at_clock(timeline: Timeline, at: OperatingPoint, bundle: Bundle) -> WorkloadTotals:
+def total_at_clock(
+    timeline: Timeline,
+    at: OperatingPoint,
+    bundle: Bundle,
+) -> WorkloadTotals:
     """Compute latency and mean power at a set clock (``at.clock_hz``, not None)."""
     runner = TimelineRunner(timeline, at, bundle)
     return runner.sum_up(runner.run_at(_set_clock(at)))
 
 
 def detail_at_clock(
-    timeline: Timeline, at: OperatingPoint, bundle: Bundle, run: ClockedTimeline | None = None
+    timeline: Timeline,
+    at: OperatingPoint,
+    bundle: Bundle,
+    run: ClockedTimeline | None = None,
 ) -> KernelDetail:
     """Split what ``total_at_clock`` sums up by kernel and by part; ``run``: the timeline at that
     clock, if known.
@@ -459,7 +529,9 @@ def join_details(kernel_count: int, stretches: Sequence[StretchDetail]) -> Kerne
 
 
 def choose_details(
-    points: Mask, detail: KernelDetail, detail_elsewhere: KernelDetail
+    points: Mask,
+    detail: KernelDetail,
+    detail_elsewhere: KernelDetail,
 ) -> KernelDetail:
     """Return ``detail`` at some ``points`` ``(*sweep,)`` of a sweep, another one elsewhere."""
     chosen: dict[str, Array] = {}

@@ -14,12 +14,20 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core.arrays import Array, Mask, sweep_values
+from wattcast.core.arrays import (
+    Array,
+    Mask,
+    sweep_values,
+)
 from wattcast.core.user_results import UserResult
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.governor import run_governed
-from wattcast.predictor.pipeline import analyse_graph, analyse_graphs, total_at_clock
+from wattcast.predictor.pipeline import (
+    analyse_graph,
+    analyse_graphs,
+    total_at_clock,
+)
 from wattcast.predictor.prediction_basis import PredictionBasis
 from wattcast.predictor.prediction_values import (
     ModuleShare,
@@ -28,7 +36,12 @@ from wattcast.predictor.prediction_values import (
     PredictionValues,
     to_plain,
 )
-from wattcast.predictor.timeline import CLOCK_LAW, MEMORY_KNEE, Timeline, slow_memory_path
+from wattcast.predictor.timeline import (
+    CLOCK_LAW,
+    MEMORY_KNEE,
+    Timeline,
+    slow_memory_path,
+)
 from wattcast.workload.graph import Graph
 from wattcast.workload.operator_types import Collective
 
@@ -82,7 +95,12 @@ class Prediction(PredictionValues, UserResult):
         return list_prediction_rows(self)
 
 
-def predict_graph(graph: Graph, gpu: Gpu, at: OperatingPoint, bundle: Bundle) -> Prediction:
+def predict_graph(
+    graph: Graph,
+    gpu: Gpu,
+    at: OperatingPoint,
+    bundle: Bundle,
+) -> Prediction:
     """Predict one workload: analyse its kernels, find the clock the governor allows, sum up at that
     clock.
     """
@@ -90,7 +108,10 @@ def predict_graph(graph: Graph, gpu: Gpu, at: OperatingPoint, bundle: Bundle) ->
 
 
 def predict_graphs(
-    graphs: Sequence[Graph], gpu: Gpu, at: OperatingPoint, bundle: Bundle
+    graphs: Sequence[Graph],
+    gpu: Gpu,
+    at: OperatingPoint,
+    bundle: Bundle,
 ) -> list[Prediction]:
     """Predict many workloads, in order, with the kernels of ``TOGETHER`` of them in one table."""
     predictions = []
@@ -103,7 +124,11 @@ def predict_graphs(
 
 
 def predict_timeline(
-    timeline: Timeline, graph: Graph, gpu: Gpu, at: OperatingPoint, bundle: Bundle
+    timeline: Timeline,
+    graph: Graph,
+    gpu: Gpu,
+    at: OperatingPoint,
+    bundle: Bundle,
 ) -> Prediction:
     """Predict a workload whose timeline is known."""
     settled, totals, run = run_governed(timeline, gpu, at, bundle)
@@ -149,7 +174,11 @@ def _broadcast_like(values: npt.NDArray[Any], power_w: Array) -> Any:
     return to_plain(values)
 
 
-def _list_assumptions(basis: PredictionBasis, met: Mask, asked: OperatingPoint) -> tuple[str, ...]:
+def _list_assumptions(
+    basis: PredictionBasis,
+    met: Mask,
+    asked: OperatingPoint,
+) -> tuple[str, ...]:
     timeline = basis.timeline
     notes = [*basis.graph.assumptions, *timeline.kernels.assumptions, *basis.bundle.assumptions]
     if not met.all():

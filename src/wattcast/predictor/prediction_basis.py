@@ -12,7 +12,11 @@ from functools import cached_property
 
 import numpy as np
 
-from wattcast.core.arrays import Array, append_axes, sweep_values
+from wattcast.core.arrays import (
+    Array,
+    append_axes,
+    sweep_values,
+)
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.power.activity import module_utilisation
 from wattcast.power.power_model import mean_power_w

@@ -21,7 +21,11 @@ from itertools import product
 import numpy as np
 
 from wattcast.coefficients import load_coefficients
-from wattcast.core.arrays import Array, CodedColumn, map_distinct
+from wattcast.core.arrays import (
+    Array,
+    CodedColumn,
+    map_distinct,
+)
 from wattcast.core.strict_files import FitStatus
 from wattcast.kernels.kernel_table import root_family
 from wattcast.predictor.bundle.bundle_file import Bundle, ResidualEnds
@@ -154,13 +158,22 @@ def _scale_time_ends(basis: PredictionBasis, bundle: Bundle) -> Array:
     return basis.average_stretches(lambda _, asked_w: scale_capped_ends(bundle, asked_w, limit_w))
 
 
-def scale_capped_ends(bundle: Bundle, asked_w: Array, limit_w: Array | float) -> Array:
+def scale_capped_ends(
+    bundle: Bundle,
+    asked_w: Array,
+    limit_w: Array | float,
+) -> Array:
     """Return the factor on the ends of latency: below 1 where the limit holds a measured GPU."""
     capped = (asked_w > limit_w) & (bundle.status is FitStatus.MEASURED)
     return np.where(capped, learned_distances().capped.latency, 1.0)
 
 
-def govern_ends(mean_w: Array, asked_w: Array, factors: Array, limit_w: Array | float) -> Array:
+def govern_ends(
+    mean_w: Array,
+    asked_w: Array,
+    factors: Array,
+    limit_w: Array | float,
+) -> Array:
     """Return low and high end of power, ``(..., 2)``, from ``factors`` on power at the clock asked
     for.
 
@@ -178,7 +191,11 @@ def govern_ends(mean_w: Array, asked_w: Array, factors: Array, limit_w: Array | 
     return np.stack([low_w, high_w], axis=-1)
 
 
-def combine_log_ends(share: Array, ends: Array, together: float) -> Array:
+def combine_log_ends(
+    share: Array,
+    ends: Array,
+    together: float,
+) -> Array:
     """Combine log-ends of kernels ``(kernel, 2)`` by their shares ``(*sweep, kernel)`` to those of
     a workload.
 
@@ -281,7 +298,12 @@ def _read_residual_ends(timeline: Timeline, bundle: Bundle) -> Array:
     return np.log(ends).take(kinds.place, axis=0)
 
 
-def find_ends_name(group: str, learner: str, family: str, bundle: Bundle) -> str:
+def find_ends_name(
+    group: str,
+    learner: str,
+    family: str,
+    bundle: Bundle,
+) -> str:
     """Find the name under which a bundle has ends for a kernel: its kind, a wider kind, its learner
     or its family.
     """

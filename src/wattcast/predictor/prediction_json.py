@@ -179,7 +179,12 @@ def prediction_to_plain(p: PredictionValues) -> dict[str, Any]:
         plain: dict[str, Any] = msgspec.to_builtins(_write_prediction(p))
         return plain
     shape = p.latency_s.shape
-    swept: dict[str, Any] = {"name": p.name, "gpu": p.gpu, "stack": p.stack, "shape": list(shape)}
+    swept: dict[str, Any] = {
+        "name": p.name,
+        "gpu": p.gpu,
+        "stack": p.stack,
+        "shape": list(shape),
+    }
     for name in (*ANSWERS, *SWEPT):
         value = getattr(p, name)
         swept[name] = value.tolist() if isinstance(value, np.ndarray) else value

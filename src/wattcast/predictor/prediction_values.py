@@ -9,14 +9,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeAlias, cast
+from typing import (
+    Any,
+    TypeAlias,
+    cast,
+)
 
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core.arrays import Array, Mask, sweep_values
+from wattcast.core.arrays import (
+    Array,
+    Mask,
+    sweep_values,
+)
 from wattcast.core.strict_files import FitStatus, Provenance
-from wattcast.power.activity import Activity, ActivitySource, module_utilisation
+from wattcast.power.activity import (
+    Activity,
+    ActivitySource,
+    module_utilisation,
+)
 from wattcast.power.power_model import mean_power_w
 from wattcast.predictor.governor import GovernedStretch
 from wattcast.predictor.prediction_basis import PredictionBasis
@@ -69,7 +81,11 @@ class OperatorShare:
         return tuple(modules)
 
 
-def _make_module_share(name: str, power_w: Array, busy: Array | None) -> ModuleShare:
+def _make_module_share(
+    name: str,
+    power_w: Array,
+    busy: Array | None,
+) -> ModuleShare:
     return ModuleShare(name, to_plain(power_w), None if busy is None else to_plain(busy))
 
 

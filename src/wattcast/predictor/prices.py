@@ -10,7 +10,14 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TypeVar
 
-from wattcast.core import BadInput, bad_value, check_names, errors, units, unknown_name
+from wattcast.core import (
+    BadInput,
+    bad_value,
+    check_names,
+    errors,
+    units,
+    unknown_name,
+)
 from wattcast.core.arrays import Array
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.hardware.catalogue_reader import resolve_gpu_name, strip_board
@@ -38,7 +45,12 @@ class Prices:
     pue: float = 1.0  # joules at the meter per joule of the GPU
     notes: tuple[str, ...] = ()
 
-    def cost(self, gpu: str, energy_j: _Amount, gpu_s: _Amount) -> _Amount | None:
+    def cost(
+        self,
+        gpu: str,
+        energy_j: _Amount,
+        gpu_s: _Amount,
+    ) -> _Amount | None:
         """Return the money for ``energy_j`` drawn by GPUs over ``gpu_s`` GPU seconds; None where no
         price is known.
 
@@ -148,7 +160,12 @@ def carbon_regions() -> dict[str, tuple[float, str]]:
     return regions
 
 
-def _read_money(text: str, per: str, where: str, example: str) -> tuple[float, str]:
+def _read_money(
+    text: str,
+    per: str,
+    where: str,
+    example: str,
+) -> tuple[float, str]:
     """Return an amount of money per unit, and its currency."""
     sign = text.strip()[:1]
     if sign in _SIGNS:  # $2/h is read as 2 USD/h

@@ -13,11 +13,23 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core import bad_value, check_names, units
+from wattcast.core import (
+    bad_value,
+    check_names,
+    units,
+)
 from wattcast.core.arrays import Sweepable, as_sweep
 from wattcast.core.own_host import read_own_host
-from wattcast.hardware import DEFAULT_TEMPERATURE_C, Gpu, OperatingPoint
-from wattcast.options.setting_options import CARDS, SUSTAINED, SettingOptions
+from wattcast.hardware import (
+    DEFAULT_TEMPERATURE_C,
+    Gpu,
+    OperatingPoint,
+)
+from wattcast.options.setting_options import (
+    CARDS,
+    SUSTAINED,
+    SettingOptions,
+)
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.governor import REACTION_S
 from wattcast.predictor.kernel_phases import LaunchCosts
@@ -28,7 +40,9 @@ Quantity: TypeAlias = str | npt.ArrayLike  # "1830 MHz", 1.83e9, or an array in 
 
 
 def resolve_settings(
-    gpu: Gpu, bundle: Bundle, settings: SettingOptions
+    gpu: Gpu,
+    bundle: Bundle,
+    settings: SettingOptions,
 ) -> tuple[list[str], OperatingPoint, Bundle]:
     """Return a note for every default taken, the operating point, and the bundle for these
     settings.
@@ -105,7 +119,10 @@ def tell_host(launch: LaunchCosts, host_s_per_operator: Sweepable) -> LaunchCost
     usual_s = float(np.mean(launch.host_s_per_operator))
     factor = host_s_per_operator / usual_s if usual_s > 0.0 else 1.0
     return replace(
-        launch, host_s_per_operator=host_s_per_operator, engine_factor=factor, measured=True
+        launch,
+        host_s_per_operator=host_s_per_operator,
+        engine_factor=factor,
+        measured=True,
     )
 
 
@@ -162,7 +179,11 @@ def _read_temperature(temperature: Quantity | None) -> Sweepable:
     return celsius
 
 
-def _read_amount(value: Quantity, unit: str, where: str) -> Sweepable:
+def _read_amount(
+    value: Quantity,
+    unit: str,
+    where: str,
+) -> Sweepable:
     if isinstance(value, str):
         return units.parse(value, unit, where)
     try:

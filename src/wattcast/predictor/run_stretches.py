@@ -57,7 +57,10 @@ class Division:
 
 
 def divide_run(
-    timeline: Timeline, kernel_s: Array, latency_s: Array, window_s: float
+    timeline: Timeline,
+    kernel_s: Array,
+    latency_s: Array,
+    window_s: float,
 ) -> tuple[Division, ...]:
     """Divide a run whose kernels take ``kernel_s`` ``(*sweep, kernel)`` into stretches.
 
@@ -117,7 +120,11 @@ def list_turns(segments: Sequence[IssueSegment]) -> Iterator[tuple[int, ...]]:
         yield tuple(turn)
 
 
-def _group_positions(segments: Sequence[IssueSegment], kernel_s: Array, window_s: float) -> _Groups:
+def _group_positions(
+    segments: Sequence[IssueSegment],
+    kernel_s: Array,
+    window_s: float,
+) -> _Groups:
     """Return the number of the stretch that each position of the issue order belongs to, ``(*sweep,
     position)``.
 
@@ -146,7 +153,10 @@ def _group_positions(segments: Sequence[IssueSegment], kernel_s: Array, window_s
 
 
 def _count_along_order(
-    begins: Mask, piece_s: Array, leads: Mask, window_s: float
+    begins: Mask,
+    piece_s: Array,
+    leads: Mask,
+    window_s: float,
 ) -> tuple[_Groups, Array]:
     """Return the number of each position's stretch, short ones counted too, and the length that the
     stretch has up to there, both ``(*sweep, position)``.
@@ -181,7 +191,10 @@ def _carry_first(is_first: Mask, values: Mask) -> Mask:
 
 
 def _number_stretches(
-    begins: list[bool], piece_s: list[float], leads: list[bool], window_s: float
+    begins: list[bool],
+    piece_s: list[float],
+    leads: list[bool],
+    window_s: float,
 ) -> _Groups:
     """Do what ``_group_positions`` does for a single configuration, which may have a million
     operators.
@@ -220,7 +233,9 @@ def _find_leads(segments: Sequence[IssueSegment]) -> Mask:
 
 
 def _list_pieces(
-    segments: Sequence[IssueSegment], kernel_s: Array, window_s: float
+    segments: Sequence[IssueSegment],
+    kernel_s: Array,
+    window_s: float,
 ) -> tuple[Mask, Array]:
     """Return where pieces that belong together begin, and how long each is, both ``(*sweep,
     position)``.
@@ -251,7 +266,11 @@ def _list_pieces(
     return np.concatenate(begins, axis=-1), np.concatenate(piece_s, axis=-1)
 
 
-def _build_stretches(timeline: Timeline, groups: _Groups, kernel_s: Array) -> tuple[Stretch, ...]:
+def _build_stretches(
+    timeline: Timeline,
+    groups: _Groups,
+    kernel_s: Array,
+) -> tuple[Stretch, ...]:
     """Return the stretches of a run whose positions have these numbers, each as a timeline."""
     kernels = timeline.kernels
     parts_of_stretch: list[list[IssueSegment]] = [[] for _ in range(int(groups.max()) + 1)]
@@ -287,7 +306,9 @@ def _split_steps(
 
 
 def _divide_step(
-    of_step: Sequence[_PlacedSegment], number: int, kernel_s: Array
+    of_step: Sequence[_PlacedSegment],
+    number: int,
+    kernel_s: Array,
 ) -> list[IssueSegment]:
     """Return what one stretch has of a step that is divided among several."""
     chosen = [np.flatnonzero(numbers == number) for _, numbers in of_step]
@@ -297,12 +318,21 @@ def _divide_step(
         if here.size:
             rows = segment.rows[here]
             counts = segment.counts[here]
-            parts.append(replace(segment, rows=rows, counts=counts, step_share=share))
+            parts.append(
+                replace(
+                    segment,
+                    rows=rows,
+                    counts=counts,
+                    step_share=share,
+                )
+            )
     return parts
 
 
 def _share_step(
-    of_step: Sequence[_PlacedSegment], chosen: Sequence[RowIndex], kernel_s: Array
+    of_step: Sequence[_PlacedSegment],
+    chosen: Sequence[RowIndex],
+    kernel_s: Array,
 ) -> Array | float:
     """Return the share of a step's time in kernels that some positions take, ``(*sweep,)``.
 

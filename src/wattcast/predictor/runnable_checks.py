@@ -9,12 +9,21 @@ from dataclasses import replace
 import numpy as np
 
 from wattcast import hardware
-from wattcast.core import BadInput, Dtype, bad_value, units
+from wattcast.core import (
+    BadInput,
+    Dtype,
+    bad_value,
+    units,
+)
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.workload.build_model import compute_footprint, find_largest_batch
 from wattcast.workload.graph import Graph
 from wattcast.workload.model_catalogue import ModelKind, ModelSpec
-from wattcast.workload.model_options import RUNNABLE_DTYPES, ModelOptions, count_positions
+from wattcast.workload.model_options import (
+    RUNNABLE_DTYPES,
+    ModelOptions,
+    count_positions,
+)
 from wattcast.workload.readers import load_workload
 
 FORCE = "Predict it all the same: --force, force=True."
@@ -22,7 +31,11 @@ _ROUNDING = 1e-9  # relative, by which a limit may be beyond a published end
 _TENSOR_PARALLEL_SIZES = (2, 4, 8, 16, 32, 64)  # that are tried where a workload does not fit
 
 
-def check_power_limit(gpu: Gpu, at: OperatingPoint, otherwise: str = FORCE) -> None:
+def check_power_limit(
+    gpu: Gpu,
+    at: OperatingPoint,
+    otherwise: str = FORCE,
+) -> None:
     """Raise an error where a power limit lies outside what the card takes; an unpublished end is
     not checked.
 
@@ -45,7 +58,10 @@ def check_power_limit(gpu: Gpu, at: OperatingPoint, otherwise: str = FORCE) -> N
 
 
 def check_runs(
-    graph: Graph, gpu: Gpu, workload: load_workload.Workload, options: ModelOptions
+    graph: Graph,
+    gpu: Gpu,
+    workload: load_workload.Workload,
+    options: ModelOptions,
 ) -> None:
     """Raise an error where a model was made for fewer tokens, or where a GPU has no units for a
     format of the workload, or too little memory for it.
@@ -56,7 +72,10 @@ def check_runs(
 
 
 def _check_memory(
-    graph: Graph, gpu: Gpu, workload: load_workload.Workload, options: ModelOptions
+    graph: Graph,
+    gpu: Gpu,
+    workload: load_workload.Workload,
+    options: ModelOptions,
 ) -> None:
     capacity_byte = float(np.max(gpu.memory.capacity_byte))
     if graph.memory_byte is None or graph.memory_byte <= capacity_byte:
@@ -73,7 +92,10 @@ def _check_memory(
 
 
 def list_ways_to_fit(
-    graph: Graph, gpu: Gpu, model: ModelSpec | None, options: ModelOptions
+    graph: Graph,
+    gpu: Gpu,
+    model: ModelSpec | None,
+    options: ModelOptions,
 ) -> list[str]:
     """Return what would hold a workload: more of the same GPU, the smallest other GPU of its use, a
     smaller batch.
@@ -97,7 +119,9 @@ def list_ways_to_fit(
 
 
 def _find_tensor_parallel(
-    model: ModelSpec, options: ModelOptions, capacity_byte: float
+    model: ModelSpec,
+    options: ModelOptions,
+    capacity_byte: float,
 ) -> int | None:
     """Find how many times as many tensor-parallel GPUs hold a model; None where none do."""
     for factor in _TENSOR_PARALLEL_SIZES:
@@ -129,7 +153,11 @@ def _capacity_byte(gpu: Gpu) -> float:
     return float(np.max(gpu.memory.capacity_byte))
 
 
-def _check_positions(graph: Graph, workload: load_workload.Workload, options: ModelOptions) -> None:
+def _check_positions(
+    graph: Graph,
+    workload: load_workload.Workload,
+    options: ModelOptions,
+) -> None:
     """Raise an error where a workload has more tokens in a sequence than its model was made for."""
     if not graph.phase or options.seq is None:
         return
@@ -138,7 +166,11 @@ def _check_positions(graph: Graph, workload: load_workload.Workload, options: Mo
         check_context(model, options.seq + (options.tokens or 1) - 1, FORCE)
 
 
-def check_context(model: ModelSpec, longest: int, do: str) -> None:
+def check_context(
+    model: ModelSpec,
+    longest: int,
+    do: str,
+) -> None:
     """Raise an error where a sequence of ``longest`` tokens is more than a model was made for."""
     most = count_positions(model)
     if most is not None and longest > most:
@@ -147,7 +179,11 @@ def check_context(model: ModelSpec, longest: int, do: str) -> None:
         raise bad_value(f"{model.name}: context", expected, f"{longest:,} tokens", f"{advice} {do}")
 
 
-def check_formats(graph: Graph, gpu: Gpu, do: str) -> None:
+def check_formats(
+    graph: Graph,
+    gpu: Gpu,
+    do: str,
+) -> None:
     """Raise an error, with what to do, where a GPU has no units for a format that the workload
     multiplies in.
     """

@@ -16,7 +16,12 @@ from typing import cast
 
 import numpy as np
 
-from wattcast.core.arrays import Array, index_distinct, map_distinct, sweep_values
+from wattcast.core.arrays import (
+    Array,
+    index_distinct,
+    map_distinct,
+    sweep_values,
+)
 from wattcast.core.strict_files import FitStatus
 from wattcast.core.units import show
 from wattcast.hardware import node_of_gpu
@@ -86,7 +91,11 @@ class Support:
 
     word: SupportWord
     reason: str
-    distances: tuple[SupportDistance, ...] = field(default=(), repr=False, compare=False)
+    distances: tuple[SupportDistance, ...] = field(
+        default=(),
+        repr=False,
+        compare=False,
+    )
 
     @property
     def inside(self) -> bool:
@@ -155,7 +164,12 @@ def _half_widths(condition: str, amount: Array) -> Array:
     return np.asarray(amount[..., np.newaxis] * ends)
 
 
-def _join_ends(low: Array, high: Array, low_power: Array, high_power: Array) -> Array:
+def _join_ends(
+    low: Array,
+    high: Array,
+    low_power: Array,
+    high_power: Array,
+) -> Array:
     """Stack half-widths of latency and of power as ``SupportDistance.ends``, ``(*sweep, 4)``."""
     return np.stack(np.broadcast_arrays(low, high, low_power, high_power), axis=-1)
 
@@ -407,7 +421,11 @@ def _measure_links(basis: PredictionBasis) -> Iterator[SupportDistance]:
     rows = [row for row, op in enumerate(timeline.kernels.ops) if isinstance(op, Collective)]
     if node.is_timed or not rows:
         return
-    from wattcast.predictor.link_laws import collective_s, goes_over_pcie, timed_node_s
+    from wattcast.predictor.link_laws import (
+        collective_s,
+        goes_over_pcie,
+        timed_node_s,
+    )
 
     ops = [cast(Collective, timeline.kernels.ops[row]) for row in rows]
     if not goes_over_pcie(gpu, max(op.gpus for op in ops)):

@@ -7,8 +7,16 @@ seconds, and a sweep over clocks repeats nothing but this sum.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import (
+    Callable,
+    Mapping,
+    Sequence,
+)
+from dataclasses import (
+    dataclass,
+    field,
+    replace,
+)
 from functools import cached_property
 from itertools import groupby
 from operator import attrgetter
@@ -39,7 +47,9 @@ class KernelPhase:
     seconds: Array | None  # DRAM and link work
 
     def change(
-        self, cycles: Callable[[Array], Array], seconds: Callable[[Array], Array]
+        self,
+        cycles: Callable[[Array], Array],
+        seconds: Callable[[Array], Array],
     ) -> KernelPhase:
         """Return the phase with its cycles and its seconds changed, as far as it has any."""
         changed_cycles = None if self.cycles is None else cycles(self.cycles)
@@ -275,7 +285,11 @@ def _reuse_array(array: Array, other: Array) -> Array | None:
     return array if fits else None
 
 
-def compute_latency_s(timeline: Timeline, kernel_s: Array, ahead_s: Array | float = 0.0) -> Array:
+def compute_latency_s(
+    timeline: Timeline,
+    kernel_s: Array,
+    ahead_s: Array | float = 0.0,
+) -> Array:
     """Compute when the last kernel ends if the host starts at zero, ``(*sweep,)``.
 
     A device that still has ``ahead_s`` of earlier work to do at the start lets the host issue so
@@ -321,7 +335,9 @@ class EngineStretch:
 
 
 def list_engine_steps(
-    timeline: Timeline, engine: EngineHost, kernel_s: Array
+    timeline: Timeline,
+    engine: EngineHost,
+    kernel_s: Array,
 ) -> list[EngineStretch]:
     """List the runs of equal steps of an engine; a step takes as long as its kernels or as its
     host.
@@ -345,7 +361,9 @@ SMALL_SWEEP = 2**16  # kernels times points, up to which one array of all kernel
 
 
 def _run_segment(
-    segment: IssueSegment, host_s: Array, kernel_s: Array
+    segment: IssueSegment,
+    host_s: Array,
+    kernel_s: Array,
 ) -> tuple[Array, Array, Array]:
     """Return C, D and the lag of a segment that runs once, each ``(*sweep,)``."""
     if kernel_s.size <= SMALL_SWEEP:
@@ -368,7 +386,9 @@ def _run_segment(
 
 
 def _run_small_segment(
-    segment: IssueSegment, host_s: Array, kernel_s: Array
+    segment: IssueSegment,
+    host_s: Array,
+    kernel_s: Array,
 ) -> tuple[Array, Array, Array]:
     """Do what ``_run_segment`` does, with all kernels in one array."""
     counts = segment.counts
@@ -382,7 +402,11 @@ def _run_small_segment(
     return c_ends[..., -1], d_ends[..., -1], np.maximum.reduce(lags, axis=-1)
 
 
-def _run_at_once(order: IssueOrder, kernel_s: Array, ahead_s: float) -> Array:
+def _run_at_once(
+    order: IssueOrder,
+    kernel_s: Array,
+    ahead_s: float,
+) -> Array:
     """Return the latency of a single design, all kernels of all segments in one array."""
     d = kernel_s.take(order.rows)
     ahead = order.host_s - d
@@ -466,7 +490,11 @@ class ClockLaw:
         return np.asarray(self.toggling * (clock_hz / self.top_hz) ** self.clock_power)
 
 
-def compute_effective_hz(timeline: Timeline, clock_hz: Sweepable, law: ClockLaw | None) -> Array:
+def compute_effective_hz(
+    timeline: Timeline,
+    clock_hz: Sweepable,
+    law: ClockLaw | None,
+) -> Array:
     """Compute the effective clock of each kernel; it broadcasts to ``(*sweep, kernel)``.
 
     Tensor activity is taken at the set clock, one step instead of a fixed point: a slower clock

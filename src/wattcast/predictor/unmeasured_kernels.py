@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import (
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +14,11 @@ import numpy as np
 from wattcast.coefficients import load_coefficients
 from wattcast.core.arrays import split_rows
 from wattcast.core.units import show_plain
-from wattcast.kernels.kernel_table import Kernels, group_forms, root_family
+from wattcast.kernels.kernel_table import (
+    Kernels,
+    group_forms,
+    root_family,
+)
 from wattcast.predictor.bundle.bundle_file import Bundle, MeasuredRange
 from wattcast.predictor.bundle.support_widening import OutsideReason, learned_distances
 from wattcast.predictor.timeline import Timeline
@@ -100,7 +108,11 @@ def _list_alike(kernels: Kernels) -> Iterator[tuple[str, RowIndex]]:
         yield groups.values[code % len(groups.values)], rows
 
 
-def _judge_kind(op: Operator, group: str, seen: MeasuredRange) -> tuple[OutsideReason, str] | None:
+def _judge_kind(
+    op: Operator,
+    group: str,
+    seen: MeasuredRange,
+) -> tuple[OutsideReason, str] | None:
     """Say why an operator that runs as a kind of kernel was not measured; None where it was."""
     if op.dtype not in seen.dtypes:
         formats = ", ".join(seen.dtypes)
@@ -137,7 +149,9 @@ class _SizeOutside:
 
 
 def _find_sizes_outside(
-    kernels: Kernels, seen: MeasuredRange, rows: RowIndex
+    kernels: Kernels,
+    seen: MeasuredRange,
+    rows: RowIndex,
 ) -> list[_SizeOutside]:
     """Find the kernels with a size beyond those measured."""
     features = kernels.work.features

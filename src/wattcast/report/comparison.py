@@ -15,14 +15,28 @@ a term of its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import (
+    Callable,
+    Hashable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from dataclasses import (
+    dataclass,
+    field,
+    replace,
+)
 
 import msgspec
 
 from wattcast.core.user_results import UserResult
 from wattcast.predictor.prediction import Prediction
-from wattcast.predictor.prediction_json import OperatorOut, PredictionOut, predictions_to_output
+from wattcast.predictor.prediction_json import (
+    OperatorOut,
+    PredictionOut,
+    predictions_to_output,
+)
 from wattcast.workload.operator_base import registered_operators
 
 
@@ -205,7 +219,11 @@ def logarithmic_mean(a: float, b: float) -> float:
     return (b - a) / log_ratio
 
 
-def split_difference(a: float, b: float, ratios: Mapping[str, float]) -> dict[str, float]:
+def split_difference(
+    a: float,
+    b: float,
+    ratios: Mapping[str, float],
+) -> dict[str, float]:
     """Split ``b - a`` among factors whose ratios b_i/a_i, ``ratios``, multiply to b/a.
 
     The product is taken to be exact: a rounding error goes to the largest contribution.
@@ -303,7 +321,13 @@ def compare_runs(a: RunSummary, b: RunSummary) -> RunComparison:
     pairs = _match_parts(a.parts, b.parts)
     parts = tuple(_compare_parts(a, b, left, right, has_energy) for left, right in pairs)
     latency = sum_terms([part.latency_s for part in parts]) | {GAPS: b.gap_s - a.gap_s}
-    by_part = replace(whole, a=a, b=b, operators=parts, latency_s=latency)
+    by_part = replace(
+        whole,
+        a=a,
+        b=b,
+        operators=parts,
+        latency_s=latency,
+    )
     if not has_energy:
         notes.append("no energy of kernels was measured: energy and power are split as a whole")
         return replace(by_part, notes=tuple(notes))
@@ -441,7 +465,11 @@ def _compare_parts(
     clock = {CLOCK: a.clock_hz / b.clock_hz} if a.clock_hz and b.clock_hz else {}
     calls = right.calls / left.calls
     cycles = right.seconds / left.seconds / calls / clock.get(CLOCK, 1.0)
-    ratios = {CALLS: calls, WORK: cycles, **clock}
+    ratios = {
+        CALLS: calls,
+        WORK: cycles,
+        **clock,
+    }
     difference = PartDifference(
         name=left.name if left.key == right.key else f"{left.name} -> {right.name}",
         family=left.family,

@@ -14,8 +14,18 @@ from wattcast.core.units import show
 from wattcast.predictor.answer_lines import round_number
 from wattcast.predictor.prediction_json import take_fields
 from wattcast.report import comparison
-from wattcast.report.comparison import PartDifference, RunComparison, RunSummary
-from wattcast.report.figure_style import MODULE_COLOURS, Axes, Figure, add_caption, new_figure
+from wattcast.report.comparison import (
+    PartDifference,
+    RunComparison,
+    RunSummary,
+)
+from wattcast.report.figure_style import (
+    MODULE_COLOURS,
+    Axes,
+    Figure,
+    add_caption,
+    new_figure,
+)
 from wattcast.report.text_tables import new_table, print_notes
 
 MOST_LISTED = 12
@@ -50,7 +60,11 @@ _CLOCKS: tuple[Quantity, ...] = (
 )
 _COUNTED = tuple(column for _, column, _ in _ANSWERS)
 
-_NOTHING = {"s": 1e-12, "J": 1e-9, "W": 1e-6}  # rounding, not a contribution
+_NOTHING = {
+    "s": 1e-12,
+    "J": 1e-9,
+    "W": 1e-6,
+}  # rounding, not a contribution
 
 # Tol's muted set (2021): terms must not look like modules
 _TERM_COLOURS = {
@@ -178,7 +192,11 @@ def _table_causes(result: RunComparison, titles: Sequence[str]) -> Table:
     return rows
 
 
-def _format_term(name: str, terms: Sequence[dict[str, float]], units: Sequence[str]) -> list[str]:
+def _format_term(
+    name: str,
+    terms: Sequence[dict[str, float]],
+    units: Sequence[str],
+) -> list[str]:
     """Return one term of each quantity; empty where a quantity does not have it."""
     cells = []
     for contributions, unit in zip(terms, units, strict=True):
@@ -234,7 +252,13 @@ def comparison_to_plain(result: RunComparison) -> dict[str, Any]:
     modules = []
     for name, watts in result.module_w.items():
         joules = result.module_j[name]
-        modules.append({"name": name, "total_power_w": watts, "total_energy_j": joules})
+        modules.append(
+            {
+                "name": name,
+                "total_power_w": watts,
+                "total_energy_j": joules,
+            }
+        )
     gap_s = result.b.gap_s - result.a.gap_s
     return {
         "wattcast": __version__,
@@ -330,11 +354,24 @@ def _draw_times(axes: Axes, rows: Sequence[_Row]) -> None:
             label = term if term not in labelled and value else None
             colour = _TERM_COLOURS.get(term, _OTHER_COLOUR)
             begin_ms = 1e3 * ends[is_positive]
-            axes.barh(place, 1e3 * value, left=begin_ms, color=colour, label=label)
+            axes.barh(
+                place,
+                1e3 * value,
+                left=begin_ms,
+                color=colour,
+                label=label,
+            )
             ends[is_positive] += value
             if value:
                 labelled.add(term)
-        axes.plot(1e3 * sum(terms.values()), place, "o", ms=4, color="#000000", zorder=5)
+        axes.plot(
+            1e3 * sum(terms.values()),
+            place,
+            "o",
+            ms=4,
+            color="#000000",
+            zorder=5,
+        )
     axes.set_yticks(range(len(rows)), [name for name, _ in rows])
     axes.invert_yaxis()
     axes.axvline(0.0, color="#000000", lw=0.6)

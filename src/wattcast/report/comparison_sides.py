@@ -16,16 +16,36 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from wattcast.calibrate import whole_models
-from wattcast.core import BadInput, bad_value, check_names, clip_text, row_journals, row_tables
+from wattcast.core import (
+    BadInput,
+    bad_value,
+    check_names,
+    clip_text,
+    row_journals,
+    row_tables,
+)
 from wattcast.core.measured_rows import ModelRow
-from wattcast.core.strict_files import decode_json, read_bytes, read_number
+from wattcast.core.strict_files import (
+    decode_json,
+    read_bytes,
+    read_number,
+)
 from wattcast.options.keywords import CompareKeywords
 from wattcast.options.setting_options import COMPARE
 from wattcast.predictor import api
 from wattcast.predictor.prediction import Prediction
-from wattcast.predictor.prediction_json import OperatorOut, PredictionOut, PredictOut
+from wattcast.predictor.prediction_json import (
+    OperatorOut,
+    PredictionOut,
+    PredictOut,
+)
 from wattcast.report import comparison
-from wattcast.report.comparison import RunComparison, RunPart, RunSummary, summarise_prediction
+from wattcast.report.comparison import (
+    RunComparison,
+    RunPart,
+    RunSummary,
+    summarise_prediction,
+)
 from wattcast.report.prediction_figures import find_kernel_family
 from wattcast.workload.model_options import OPTION_NAMES, parse_option
 
@@ -83,7 +103,10 @@ def compare(
 
 
 def _summarise_side(
-    side: str | Prediction, gpu: str | None, iterations: int, options: CompareKeywords
+    side: str | Prediction,
+    gpu: str | None,
+    iterations: int,
+    options: CompareKeywords,
 ) -> RunSummary:
     """Summarise one side whose partner is a prediction."""
     if isinstance(side, Prediction):
@@ -92,7 +115,11 @@ def _summarise_side(
 
 
 def read_pair(
-    a: str, b: str, gpu: str | None = None, iterations: int = 1, **options: Unpack[CompareKeywords]
+    a: str,
+    b: str,
+    gpu: str | None = None,
+    iterations: int = 1,
+    **options: Unpack[CompareKeywords],
 ) -> tuple[RunSummary, RunSummary]:
     """Read both runs.
 
@@ -134,7 +161,9 @@ def is_prediction_spec(text: str, common: PredictionSpec) -> bool:
 
 
 def parse_prediction_spec(
-    text: str, common: PredictionSpec, before: PredictionSpec | None = None
+    text: str,
+    common: PredictionSpec,
+    before: PredictionSpec | None = None,
 ) -> PredictionSpec:
     """Parse ``MODEL@GPU,key=value,...``.
 
@@ -178,7 +207,11 @@ def _predict_row(name: str, gpu: str) -> RunSummary:
 # Files
 
 
-def read_run(name: str, gpu: str, iterations: int) -> RunSummary:
+def read_run(
+    name: str,
+    gpu: str,
+    iterations: int,
+) -> RunSummary:
     """Read a run from a file or a database row."""
     match = _find_row(name, gpu)
     if match is not None:
@@ -217,7 +250,11 @@ def _read_prediction(path: str, number: str) -> RunSummary:
     return comparison.summarise_output(prediction)
 
 
-def _summarise_command(plain: dict[str, Any], path: str, iterations: int) -> RunSummary:
+def _summarise_command(
+    plain: dict[str, Any],
+    path: str,
+    iterations: int,
+) -> RunSummary:
     """Summarise a measured command that ran the workload ``iterations`` times."""
     if iterations < 1:
         raise bad_value("--iterations", "a whole number of at least 1", iterations)
@@ -292,7 +329,11 @@ def _check_operator(op: OperatorOut, where: str) -> None:
         _check_watts(module.name, module.power_w, where)
 
 
-def _check_watts(name: str, power_w: float, where: str) -> None:
+def _check_watts(
+    name: str,
+    power_w: float,
+    where: str,
+) -> None:
     if not 0.0 <= power_w <= MOST_W:
         raise bad_value(f"{where}: {clip_text(name)}", "watts of zero or more", power_w)
 

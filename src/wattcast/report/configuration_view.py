@@ -7,7 +7,11 @@ the numbers of one prediction.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import (
+    dataclass,
+    field,
+    replace,
+)
 from functools import cached_property
 from typing import Unpack
 
@@ -65,7 +69,11 @@ class PowerTrace:
         """Intervals in which the device waits."""
         return np.asarray(self.which == len(self.labels) - 1)
 
-    def part(self, first: int, last: int) -> PowerTrace:
+    def part(
+        self,
+        first: int,
+        last: int,
+    ) -> PowerTrace:
         """Return some of the intervals, at their own times."""
         chosen = slice(first, last)
         return replace(
@@ -92,7 +100,13 @@ class PowerTrace:
         at_edges = np.stack([np.interp(edges, moments_s, part_j) for part_j in joules.T], axis=-1)
         part_w = np.diff(at_edges, axis=0) / np.diff(edges)[:, np.newaxis]
         which = np.full(bins, -1)
-        return replace(self, start_s=edges[:-1], end_s=edges[1:], part_w=part_w, which=which)
+        return replace(
+            self,
+            start_s=edges[:-1],
+            end_s=edges[1:],
+            part_w=part_w,
+            which=which,
+        )
 
 
 def build_power_trace(prediction: Prediction) -> PowerTrace:
@@ -117,7 +131,9 @@ def build_power_trace(prediction: Prediction) -> PowerTrace:
 
 
 def _each_launch(
-    timeline: Timeline, detail: KernelDetail, gap_w: Array
+    timeline: Timeline,
+    detail: KernelDetail,
+    gap_w: Array,
 ) -> tuple[Array, Array, RowIndex, Array]:
     """Return every launch, and every gap before one."""
     order = np.concatenate([_list_launches(segment) for segment in timeline.kernels.segments])
@@ -139,7 +155,11 @@ def _each_launch(
     return starts[is_interval], ends[is_interval], chosen, levels[chosen]
 
 
-def _end_launches(timeline: Timeline, detail: KernelDetail, order: RowIndex) -> Array:
+def _end_launches(
+    timeline: Timeline,
+    detail: KernelDetail,
+    order: RowIndex,
+) -> Array:
     """Return when each launch ends.
 
     end_i = D_i + max_{j<=i} (C_j - D_{j-1}), with C the issue times and D the running sum of
@@ -158,7 +178,11 @@ def _list_launches(segment: IssueSegment) -> RowIndex:
     return np.tile(np.repeat(segment.rows, segment.counts.astype(np.int64)), segment.repeat)
 
 
-def _spread_waiting(timeline: Timeline, engine: EngineHost, detail: KernelDetail) -> Array:
+def _spread_waiting(
+    timeline: Timeline,
+    engine: EngineHost,
+    detail: KernelDetail,
+) -> Array:
     """Return the wait before each launch: what the host takes longer for a step, in equal parts."""
     waits = []
     for stretch in list_engine_steps(timeline, engine, detail.kernel_s):
@@ -169,7 +193,10 @@ def _spread_waiting(timeline: Timeline, engine: EngineHost, detail: KernelDetail
 
 
 def _engine_stretches(
-    timeline: Timeline, engine: EngineHost, detail: KernelDetail, gap_w: Array
+    timeline: Timeline,
+    engine: EngineHost,
+    detail: KernelDetail,
+    gap_w: Array,
 ) -> tuple[list[float], list[Array]]:
     """Return seconds of each run of equal steps of an engine, and its joules by part."""
     seconds = []
@@ -185,7 +212,9 @@ def _engine_stretches(
 
 
 def _each_stretch(
-    timeline: Timeline, detail: KernelDetail, gap_w: Array
+    timeline: Timeline,
+    detail: KernelDetail,
+    gap_w: Array,
 ) -> tuple[Array, Array, RowIndex, Array]:
     """Return one interval per stretch at its mean power; repeated R times it takes R·max(C, D)."""
     if timeline.engine is not None:
@@ -200,7 +229,9 @@ def _each_stretch(
 
 
 def _host_stretches(
-    timeline: Timeline, detail: KernelDetail, gap_w: Array
+    timeline: Timeline,
+    detail: KernelDetail,
+    gap_w: Array,
 ) -> tuple[list[float], list[Array]]:
     """Return seconds of each stretch that a host issues, and its joules by part."""
     host_s = np.broadcast_to(timeline.host_s, detail.kernel_s.shape)
@@ -306,7 +337,11 @@ def find_clock_span(gpu: Gpu) -> tuple[float, float]:
     return float(np.mean(gpu.clocks.lowest_hz)), float(np.mean(gpu.clocks.max_hz))
 
 
-def compute_memory_room(model: ModelSpec | None, gpu: Gpu, options: ModelOptions) -> MemoryRoom:
+def compute_memory_room(
+    model: ModelSpec | None,
+    gpu: Gpu,
+    options: ModelOptions,
+) -> MemoryRoom:
     """Return what a model holds on a GPU; without a model nothing is known but the capacity."""
     capacity_byte = float(np.mean(gpu.memory.capacity_byte))
     if model is None:

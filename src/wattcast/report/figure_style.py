@@ -10,7 +10,11 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from wattcast.core.errors import MissingTool, bad_value, check_names
+from wattcast.core.errors import (
+    MissingTool,
+    bad_value,
+    check_names,
+)
 from wattcast.core.whole_files import write_whole
 
 if TYPE_CHECKING:
@@ -58,7 +62,11 @@ def encode_figure(figure: Figure, ending: str) -> bytes:
     from matplotlib import rc_context
     from matplotlib.text import Text
 
-    undated = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    undated = {
+        "png": {},
+        "svg": {"Date": None},
+        "pdf": {"CreationDate": None},
+    }
     # names may hold dollar signs, which are no mathematics; the labels of logarithmic axes are
     logarithmic = _list_logarithmic_labels(figure)
     for text in figure.findobj(Text):
@@ -66,7 +74,12 @@ def encode_figure(figure: Figure, ending: str) -> bytes:
             text.set_parse_math(False)
     buffer = io.BytesIO()
     with rc_context({"svg.hashsalt": "wattcast"}):
-        figure.savefig(buffer, format=ending, dpi=150, metadata=undated[ending])
+        figure.savefig(
+            buffer,
+            format=ending,
+            dpi=150,
+            metadata=undated[ending],
+        )
     return buffer.getvalue()
 
 
@@ -87,7 +100,11 @@ def save_figure(figure: Figure, path: Path) -> None:
     write_whole(path, encode_figure(figure, check_figure_path(path)))
 
 
-def save_figures(makers: Mapping[str, FigureMaker], folder: Path, ending: str) -> list[Path]:
+def save_figures(
+    makers: Mapping[str, FigureMaker],
+    folder: Path,
+    ending: str,
+) -> list[Path]:
     """Draw several figures into a folder, one after the other, and return their files."""
     check_figure_format(ending)
     paths = []
@@ -139,7 +156,13 @@ def add_caption(figure: Figure, text: str) -> Figure:
     """Write where the numbers came from below a figure, and return the figure."""
     letters = int(12.0 * figure.get_figwidth())  # that fit its width
     lines = "\n".join(wrap(text, letters))
-    figure.supxlabel(lines, x=0.01, ha="left", fontsize=10, color="#595959")
+    figure.supxlabel(
+        lines,
+        x=0.01,
+        ha="left",
+        fontsize=10,
+        color="#595959",
+    )
     return figure
 
 
@@ -157,7 +180,11 @@ def new_figure(width: float, height: float) -> Figure:
         raise MissingTool(NO_MATPLOTLIB) from None
 
     class House(Figure):
-        def add_subplot(self, *args: Any, **kwargs: Any) -> Axes:
+        def add_subplot(
+            self,
+            *args: Any,
+            **kwargs: Any,
+        ) -> Axes:
             axes: Axes = super().add_subplot(*args, **kwargs)
             axes.set_prop_cycle(color=SERIES_COLOURS)
             axes.spines[["top", "right"]].set_visible(False)

@@ -10,7 +10,11 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import (
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
@@ -25,7 +29,12 @@ from wattcast.core.errors import MissingTool, WattcastError
 from wattcast.core.units import show
 from wattcast.hardware import Gpu
 from wattcast.predictor import answer_lines
-from wattcast.predictor.answer_lines import AnswerLine, judge_confidence, list_answers, round_number
+from wattcast.predictor.answer_lines import (
+    AnswerLine,
+    judge_confidence,
+    list_answers,
+    round_number,
+)
 from wattcast.predictor.api import SettingKeywords
 from wattcast.predictor.prediction import Prediction
 from wattcast.report.configuration_view import ConfigurationView, view_configuration
@@ -57,7 +66,11 @@ def _as_markup(piece: object) -> str:
     return piece if isinstance(piece, HtmlMarkup) else escape(str(piece))
 
 
-def make_element(name: str, *inside: object, **attributes: str) -> HtmlMarkup:
+def make_element(
+    name: str,
+    *inside: object,
+    **attributes: str,
+) -> HtmlMarkup:
     """Make one element; ``class_`` writes ``class``."""
     pairs = [f' {key.rstrip("_")}="{escape(value)}"' for key, value in attributes.items()]
     return HtmlMarkup(f"<{name}{''.join(pairs)}>{join_markup(*inside)}</{name}>")
@@ -96,8 +109,17 @@ POLICY = (
 MOST_REPORT_OPS = 20
 MOST_COMPARED = 8  # configurations in one figure
 _LEAST_SAVING = 0.02  # share of the energy, below which another clock is not worth naming
-_OPERATOR_FIGURES = {"latency_s": "s", "power_w": "W", "energy_j": "J"}
-_COMPARED = {"total_power_w": "W", "total_energy_j": "J", "latency_s": "s", "clock_hz": "Hz"}
+_OPERATOR_FIGURES = {
+    "latency_s": "s",
+    "power_w": "W",
+    "energy_j": "J",
+}
+_COMPARED = {
+    "total_power_w": "W",
+    "total_energy_j": "J",
+    "latency_s": "s",
+    "clock_hz": "Hz",
+}
 
 
 def build_report(
@@ -123,7 +145,9 @@ def build_report(
 
 
 def build_report_page(
-    main: ConfigurationView, others: Mapping[str, ConfigurationView | str], how: str
+    main: ConfigurationView,
+    others: Mapping[str, ConfigurationView | str],
+    how: str,
 ) -> str:
     """Build the page of a configuration and of others, each a view or the reason why there is
     none.
@@ -227,7 +251,11 @@ def _conclude_cause(p: Prediction) -> str:
     waiting = 1.0 - float(p.busy_s) / float(p.latency_s)
     if waiting > answer_lines.MUCH_WAITING:
         causes.append(f"the GPU waits for the host {waiting:.0%} of the time")
-    verdicts = {True: "it fits", False: "it does not fit", None: "whether it fits is unknown"}
+    verdicts = {
+        True: "it fits",
+        False: "it does not fit",
+        None: "whether it fits is unknown",
+    }
     causes.append(verdicts[p.fits])
     return "; ".join(filter(None, causes)) + "."
 
@@ -314,7 +342,11 @@ def _write_breakdown(view: ConfigurationView) -> HtmlMarkup:
     return join_markup(*pieces)
 
 
-def _show_figures(row: object, columns: Mapping[str, str], digits: int) -> list[str]:
+def _show_figures(
+    row: object,
+    columns: Mapping[str, str],
+    digits: int,
+) -> list[str]:
     """Return some attributes of an object in their units."""
     return [show(float(getattr(row, name)), unit, digits) for name, unit in columns.items()]
 
@@ -351,7 +383,11 @@ def _write_others(
 def _compare_prediction(p: Prediction) -> list[str]:
     """Return the cells of a prediction that is compared with others."""
     unit, units_a_run = p.basis.graph.unit
-    verdicts = {True: "fits", False: "does not fit", None: "unknown"}
+    verdicts = {
+        True: "fits",
+        False: "does not fit",
+        None: "unknown",
+    }
     return [
         str(p.gpu_count),
         f"{round_number(units_a_run / float(p.latency_s), 4)} {unit}s/s",
@@ -405,7 +441,12 @@ def print_report(page: str, paper: str = "A4") -> bytes:
         if getattr(os, "geteuid", lambda: 1)() == 0:
             options.append("--no-sandbox")  # Chromium has none for root; the page has no script
         command = [browser, *options, f"--print-to-pdf={printed}", source.as_uri()]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
         if not printed.exists():
             raise MissingTool(f"{browser} printed nothing: {done.stderr.strip()[-200:]}")
         return printed.read_bytes()

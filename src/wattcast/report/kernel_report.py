@@ -11,10 +11,18 @@ from rich.markup import escape
 
 from wattcast.core.errors import bad_value
 from wattcast.core.units import show
-from wattcast.predictor.kernel_view import KernelView, TileChoice, view_kernel
+from wattcast.predictor.kernel_view import (
+    KernelView,
+    TileChoice,
+    view_kernel,
+)
 from wattcast.predictor.prediction import Prediction
 from wattcast.report import figure_style
-from wattcast.report.figure_style import Axes, Figure, add_caption
+from wattcast.report.figure_style import (
+    Axes,
+    Figure,
+    add_caption,
+)
 from wattcast.report.text_tables import print_rows
 
 _LEAST_LABEL_SHARE = 0.06  # of a kernel's time below which a phase is not named in the figure
@@ -98,7 +106,11 @@ def print_kernel(console: Console, view: KernelView) -> None:
     levels = []
     for level, amount in view.level_byte.items():
         least = view.least_byte.get(level)
-        row = {"level": level, "moved_byte": amount, "least_byte": least}
+        row = {
+            "level": level,
+            "moved_byte": amount,
+            "least_byte": least,
+        }
         if least:
             row["times"] = f"{amount / least:.2f}"
         levels.append(row)
@@ -182,7 +194,11 @@ def _choose_unit(seconds: float) -> tuple[float, str]:
     return (1e3, "ms") if seconds >= 1e-3 else (1e6, "µs")
 
 
-def _draw_lanes(axes: Axes, view: KernelView, scale: float) -> None:
+def _draw_lanes(
+    axes: Axes,
+    view: KernelView,
+    scale: float,
+) -> None:
     names = list(dict.fromkeys(name for phase in view.phases for name in phase.resource_s))
     begin = 0.0
     for phase in view.phases:
@@ -200,24 +216,57 @@ def _draw_lanes(axes: Axes, view: KernelView, scale: float) -> None:
                 edgecolor="white",
             )
         if begin:
-            axes.axvline(begin * scale, color="#444444", lw=0.8, ls=":")
+            axes.axvline(
+                begin * scale,
+                color="#444444",
+                lw=0.8,
+                ls=":",
+            )
         if phase.seconds > _LEAST_LABEL_SHARE * view.seconds:
             middle = (begin + 0.5 * phase.seconds) * scale
-            axes.text(middle, -0.75, phase.name, ha="center", va="bottom", fontsize=10)
+            axes.text(
+                middle,
+                -0.75,
+                phase.name,
+                ha="center",
+                va="bottom",
+                fontsize=10,
+            )
         begin += phase.seconds
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.4, -1.1)
 
 
-def _draw_watts(axes: Axes, view: KernelView, scale: float) -> None:
+def _draw_watts(
+    axes: Axes,
+    view: KernelView,
+    scale: float,
+) -> None:
     edges = np.cumsum([0.0, *(phase.seconds for phase in view.phases)]) * scale
     below = np.zeros(len(view.phases))
     for part in view.phases[0].part_w:
         height = np.array([phase.part_w[part] for phase in view.phases])
         if height.max() > 0:
             colour = figure_style.MODULE_COLOURS.get(part)
-            axes.stairs(below + height, edges, baseline=below, fill=True, color=colour, label=part)
+            axes.stairs(
+                below + height,
+                edges,
+                baseline=below,
+                fill=True,
+                color=colour,
+                label=part,
+            )
         below = below + height
-    axes.axhline(view.power_w, color=figure_style.PREDICTED, lw=1.2, ls="--", label="mean")
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)
+    axes.axhline(
+        view.power_w,
+        color=figure_style.PREDICTED,
+        lw=1.2,
+        ls="--",
+        label="mean",
+    )
+    axes.legend(
+        loc="upper left",
+        bbox_to_anchor=(1.01, 1.0),
+        frameon=False,
+    )
     axes.set_ylim(bottom=0.0)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Mapping,
+    Sequence,
+)
 from functools import cache
 from typing import Any
 
@@ -50,7 +54,13 @@ def draw_breakdown(p: Prediction) -> Figure:
         width_w = np.array([float(stack[place].power_w) for stack in stacks])
         if width_w.max() > 0:
             colour = figure_style.MODULE_COLOURS.get(module.name)
-            axes.barh(range(len(stacks)), width_w, left=left_w, color=colour, label=module.name)
+            axes.barh(
+                range(len(stacks)),
+                width_w,
+                left=left_w,
+                color=colour,
+                label=module.name,
+            )
         left_w = left_w + width_w
     axes.set_yticks(range(len(stacks)), names)
     axes.invert_yaxis()
@@ -58,7 +68,11 @@ def draw_breakdown(p: Prediction) -> Figure:
     titled = ("throughput", "energy", "total power", "latency")
     answers = [line.value for line in list_answers(p) if line.label in titled]
     axes.set_title(f"{title_of(p)}\n{', '.join(answers)}")
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)
+    axes.legend(
+        loc="upper left",
+        bbox_to_anchor=(1.01, 1.0),
+        frameon=False,
+    )
     return add_caption(figure, figure_style.describe_origin(p))
 
 
@@ -81,14 +95,24 @@ def draw_timeline(trace: PowerTrace, p: Prediction) -> Figure:
     whole = panels[0]
     power_w = float(p.power_w)
     _draw_stack(whole, trace.binned(TRACE_BINS), scale)
-    whole.axhline(power_w, color=PREDICTED, lw=1.2, ls="--", label=f"mean {power_w:.4g} W")
+    whole.axhline(
+        power_w,
+        color=PREDICTED,
+        lw=1.2,
+        ls="--",
+        label=f"mean {power_w:.4g} W",
+    )
     _mark_gaps(whole, trace, scale)
     whole.set_xlim(0.0, trace.duration_s * scale)
     waiting = max(1.0 - float(p.busy_s) / float(p.latency_s), 0.0)
     length = f"{trace.duration_s * scale:.4g} {unit}"
     title = f"{p.name} on {p.gpu}: {length}, {waiting:.1%} waiting for the host"
     whole.set_title(title, fontsize=10)
-    whole.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)
+    whole.legend(
+        loc="upper left",
+        bbox_to_anchor=(1.01, 1.0),
+        frameon=False,
+    )
 
     # some launches
     if is_close:
@@ -113,7 +137,11 @@ def _choose_time_unit(duration_s: float) -> tuple[float, str]:
     return 1e6, "µs"
 
 
-def _draw_stack(axes: Axes, trace: PowerTrace, scale: float) -> None:
+def _draw_stack(
+    axes: Axes,
+    trace: PowerTrace,
+    scale: float,
+) -> None:
     """Draw the power of the modules one above another."""
     edges = np.append(trace.start_s, trace.end_s[-1]) * scale
     below = np.zeros(len(trace.start_s))
@@ -121,11 +149,22 @@ def _draw_stack(axes: Axes, trace: PowerTrace, scale: float) -> None:
         top = below + trace.part_w[:, index]
         if trace.part_w[:, index].any():
             colour = figure_style.MODULE_COLOURS.get(name, SERIES_COLOURS[index % 8])
-            axes.stairs(top, edges, baseline=below, fill=True, color=colour, label=name)
+            axes.stairs(
+                top,
+                edges,
+                baseline=below,
+                fill=True,
+                color=colour,
+                label=name,
+            )
         below = top
 
 
-def _mark_gaps(axes: Axes, trace: PowerTrace, scale: float) -> None:
+def _mark_gaps(
+    axes: Axes,
+    trace: PowerTrace,
+    scale: float,
+) -> None:
     """Mark with a strip under the curve where the device waits."""
     idle = trace.idle
     if not idle.any():
@@ -136,7 +175,13 @@ def _mark_gaps(axes: Axes, trace: PowerTrace, scale: float) -> None:
     strip = axes.inset_axes((0.0, -0.02, 1.0, 0.02), sharex=axes)
     strip.broken_barh(spans, (0.0, 1.0), color="#444444", lw=0)
     strip.axis("off")
-    axes.plot([], [], color="#444444", lw=4, label="waiting")
+    axes.plot(
+        [],
+        [],
+        color="#444444",
+        lw=4,
+        label="waiting",
+    )
     axes.tick_params(axis="x", pad=8)
 
 
@@ -160,12 +205,22 @@ def draw_roofline(p: Prediction, gpu: Gpu) -> Figure:
         alike = [share for share in shares if share.op.kind == kind]
         _mark_operators(speed_axes, efficiency_axes, alike, place, float(p.energy_j))
     for axes, label in ((speed_axes, "Speed (TFLOP/s)"), (efficiency_axes, "Efficiency (GFLOP/J)")):
-        axes.set(xscale="log", yscale="log", ylabel=label)
+        axes.set(
+            xscale="log",
+            yscale="log",
+            ylabel=label,
+        )
         axes.set_xlabel("Arithmetic per byte asked for (FLOP/B)")
     speed_axes.set_title(f"{p.name} on {p.gpu}", fontsize=10)
     efficiency_axes.set_title(f"lines: on the roof at {limit_w:.4g} W", fontsize=10)
     handles, names = speed_axes.get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside upper center", ncols=4, frameon=False)
+    figure.legend(
+        handles,
+        names,
+        loc="outside upper center",
+        ncols=4,
+        frameon=False,
+    )
     what = "marks are predicted operators, area their share of the energy"
     return add_caption(figure, f"{what}; {figure_style.describe_origin(p)}")
 
@@ -174,7 +229,13 @@ def _count_bytes(share: OperatorShare) -> float:
     return share.op.read_byte + share.op.write_byte
 
 
-def _draw_roofs(left: Axes, right: Axes, p: Prediction, gpu: Gpu, intensity: Array) -> None:
+def _draw_roofs(
+    left: Axes,
+    right: Axes,
+    p: Prediction,
+    gpu: Gpu,
+    intensity: Array,
+) -> None:
     """Draw the roof of each pipe, and on the right the roofs at the power limit."""
     limit_w = float(np.mean(gpu.power.limit_w))
     dram_byte_per_s = float(np.mean(gpu.memory.byte_per_s))
@@ -182,12 +243,22 @@ def _draw_roofs(left: Axes, right: Axes, p: Prediction, gpu: Gpu, intensity: Arr
         roof = np.minimum(peak, dram_byte_per_s * intensity)
         colour = PREDICTED if place == 0 else SERIES_COLOURS[1 + place % 6]
         label = f"{name}, {peak / 1e12:.3g} TFLOP/s"
-        left.plot(intensity, roof / 1e12, label=label, color=colour, lw=1.2)
+        left.plot(
+            intensity,
+            roof / 1e12,
+            label=label,
+            color=colour,
+            lw=1.2,
+        )
         right.plot(intensity, roof / limit_w / 1e9, color=colour, lw=1.2)
 
 
 def _mark_operators(
-    left: Axes, right: Axes, shares: Sequence[OperatorShare], place: int, total_j: float
+    left: Axes,
+    right: Axes,
+    shares: Sequence[OperatorShare],
+    place: int,
+    total_j: float,
 ) -> None:
     """Mark the operators of one kind."""
     intensity = np.array([share.op.flop / _count_bytes(share) for share in shares])
@@ -224,20 +295,42 @@ def find_roofs(p: Prediction, gpu: Gpu) -> dict[str, float]:
 
 
 def draw_pareto(
-    points: Mapping[str, tuple[float, float]], x: str, y: str, title: str, source: str
+    points: Mapping[str, tuple[float, float]],
+    x: str,
+    y: str,
+    title: str,
+    source: str,
 ) -> Figure:
     """Draw named points by two quantities to be small, and the front that nothing beats."""
     figure, axes = figure_style.new_axes(7.0, 5.0)
     place = np.array(list(points.values()), dtype=np.float64)
     best = pareto_front(place)
     label = "nothing is better in both"
-    axes.step(*place[best].T, where="post", color=PREDICTED, lw=1.2, label=label)
+    axes.step(
+        *place[best].T,
+        where="post",
+        color=PREDICTED,
+        lw=1.2,
+        label=label,
+    )
     for index, (name, point) in enumerate(points.items()):
         on_front = index in best
         edge = PREDICTED if on_front else _BEATEN
         ink = "black" if on_front else _BEATEN
-        axes.plot(*point, "D", ms=5, mfc="none", mec=edge)
-        axes.annotate(name, point, xytext=(5, 4), textcoords="offset points", color=ink)
+        axes.plot(
+            *point,
+            "D",
+            ms=5,
+            mfc="none",
+            mec=edge,
+        )
+        axes.annotate(
+            name,
+            point,
+            xytext=(5, 4),
+            textcoords="offset points",
+            color=ink,
+        )
     axes.set(xlabel=x, ylabel=y)
     is_wide = (place.max(axis=0) > LOGARITHMIC_SPAN * place.min(axis=0)).any()
     if is_wide and (place > 0).all():
@@ -293,7 +386,15 @@ def draw_clock_curves(views: Sequence[ConfigurationView]) -> Figure:
             axes.plot(clocks_mhz, view.clocks[column] * scale, color=colour, label=label)
             settled_mhz = float(prediction.clock_hz) / 1e6
             settled = float(getattr(prediction, column)) * scale
-            axes.plot(settled_mhz, settled, "o", ms=7, mfc="none", mec=colour, mew=1.6)
+            axes.plot(
+                settled_mhz,
+                settled,
+                "o",
+                ms=7,
+                mfc="none",
+                mec=colour,
+                mew=1.6,
+            )
         axes.set(xlabel="Clock asked for (MHz)", ylabel=title)
         axes.set_ylim(bottom=0.0)
     panels[-1].legend(frameon=False)

@@ -102,8 +102,19 @@ def draw_window(window: Any) -> Figure:
         axes.fill_between([0.0, duration_s], [power_w] * 2, color=MEASURED, alpha=0.2)
         axes.plot([0.0, duration_s], [power_w] * 2, color=MEASURED, label="mean")
     if plain.get("peak_w") is not None:
-        axes.axhline(plain["peak_w"], color=MEASURED, lw=0.8, ls=":", label="largest sample")
-    axes.set(xlabel="Time (s)", ylabel="Power (W)", xlim=(0.0, duration_s), ylim=(0.0, None))
+        axes.axhline(
+            plain["peak_w"],
+            color=MEASURED,
+            lw=0.8,
+            ls=":",
+            label="largest sample",
+        )
+    axes.set(
+        xlabel="Time (s)",
+        ylabel="Power (W)",
+        xlim=(0.0, duration_s),
+        ylim=(0.0, None),
+    )
     axes.set_title(plain["name"], fontsize=10)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False)
@@ -119,7 +130,13 @@ def draw_calibration(result: Calibration) -> Figure:
         percents = [errors.forecast, errors.fitted, errors.left_out]
         places = [place + 0.4 * shift for place in range(len(names))]
         heights = [0.0 if percent is None else percent for percent in percents]
-        axes.bar(places, heights, width=0.38, label=label, color=SERIES_COLOURS[shift])
+        axes.bar(
+            places,
+            heights,
+            width=0.38,
+            label=label,
+            color=SERIES_COLOURS[shift],
+        )
     axes.set_xticks([place + 0.2 for place in range(len(names))], names)
     axes.set_ylabel("Mean absolute error (%)")
     axes.legend(frameon=False)
@@ -133,7 +150,13 @@ def draw_table_calibration(result: TableCalibration) -> Figure:
     for shift, name in enumerate(("forecast", "calibrated")):
         places = [place + 0.4 * shift for place in range(len(labels))]
         percents = [getattr(error, name) for error in result.errors]
-        axes.barh(places, percents, height=0.38, label=name, color=SERIES_COLOURS[shift])
+        axes.barh(
+            places,
+            percents,
+            height=0.38,
+            label=name,
+            color=SERIES_COLOURS[shift],
+        )
     axes.set_yticks([place + 0.2 for place in range(len(labels))], labels)
     axes.set_xlabel("Mean absolute error in time (%)")
     axes.invert_yaxis()

@@ -95,7 +95,11 @@ class AiActForm(msgspec.Struct, kw_only=True):
     method: str
 
 
-FORM_TYPES: dict[str, type] = {"sci": SciForm, "ghg": GhgForm, "eu-ai-act": AiActForm}
+FORM_TYPES: dict[str, type] = {
+    "sci": SciForm,
+    "ghg": GhgForm,
+    "eu-ai-act": AiActForm,
+}
 
 
 @dataclass(frozen=True)
@@ -209,7 +213,11 @@ def fill_ghg(p: Prediction, given: CarbonInputs) -> GhgForm:
     )
 
 
-def fill_ai_act(job: Mapping[str, Any], flop_per_token: float, given: CarbonInputs) -> AiActForm:
+def fill_ai_act(
+    job: Mapping[str, Any],
+    flop_per_token: float,
+    given: CarbonInputs,
+) -> AiActForm:
     """Fill the form of a training job from its plain data (``TrainingResult.to_dict()``)."""
     low, high = (end / job["hours"] for end in job["interval"]["hours"])
 

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import (
+    Collection,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -43,7 +48,12 @@ def new_table(
 
     The first column and those of ``left`` are left-aligned, the others right.
     """
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold")
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        title=title,
+        title_justify="left",
+        title_style="bold",
+    )
     for index, column in enumerate(columns):
         is_text = index == 0 or column in left
         table.add_column(column, justify="left" if is_text else "right", overflow="fold")
@@ -95,7 +105,11 @@ def print_rows(
     console.print(table)
 
 
-def print_notes(console: Console, notes: Sequence[str], title: str = "Assumed") -> None:
+def print_notes(
+    console: Console,
+    notes: Sequence[str],
+    title: str = "Assumed",
+) -> None:
     """Print what was assumed, or warnings, in small type."""
     if notes and title:
         console.print(title, style="bold")
@@ -104,7 +118,9 @@ def print_notes(console: Console, notes: Sequence[str], title: str = "Assumed") 
 
 
 def print_predictions(
-    console: Console, predictions: Sequence[Prediction], details: bool = False
+    console: Console,
+    predictions: Sequence[Prediction],
+    details: bool = False,
 ) -> None:
     """Print one prediction as one screen, or several as one table.
 
@@ -141,7 +157,11 @@ def _table_predictions(predictions: Sequence[Prediction]) -> Table:
     return rows
 
 
-def print_answers(console: Console, title: str, lines: Iterable[AnswerLine]) -> None:
+def print_answers(
+    console: Console,
+    title: str,
+    lines: Iterable[AnswerLine],
+) -> None:
     """Print a title and the answers below it, each with its remark beside it."""
     console.print(f"[bold]{escape(title)}[/bold]")
     for line in lines:
@@ -178,7 +198,11 @@ def _table_phases(p: Prediction) -> Table:
     return rows
 
 
-def _print_one(console: Console, p: Prediction, details: bool) -> None:
+def _print_one(
+    console: Console,
+    p: Prediction,
+    details: bool,
+) -> None:
     """Print the answer first, then modules, operators and assumptions: the most important, or
     all.
     """

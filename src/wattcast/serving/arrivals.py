@@ -16,7 +16,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core import bad_value, check_names, units
+from wattcast.core import (
+    bad_value,
+    check_names,
+    units,
+)
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.strict_files import read_bytes
 
@@ -79,7 +83,11 @@ class Trace:
         rows = np.flatnonzero(chosen)
         return self.reorder(rows, self.arrival_s[rows])
 
-    def reorder(self, rows: Counts, arrival_s: Array) -> Trace:
+    def reorder(
+        self,
+        rows: Counts,
+        arrival_s: Array,
+    ) -> Trace:
         """Return the requests of these rows, which arrive at these moments."""
         hash_ids = self.hash_ids
         return replace(
@@ -103,7 +111,11 @@ def _check_tokens(tokens: Counts, where: str) -> None:
 
 
 def drop_long_requests(
-    trace: Trace, model: str, most: int | None, force: bool, is_set: bool = False
+    trace: Trace,
+    model: str,
+    most: int | None,
+    force: bool,
+    is_set: bool = False,
 ) -> tuple[Trace, str]:
     """Return the requests that an engine accepts, and a sentence about those that it rejects.
 
@@ -204,7 +216,10 @@ def draw_trace(
 
 
 def _draw_for_a_time(
-    arrivals: str, rate_per_s: float, seconds: float, seed: int
+    arrivals: str,
+    rate_per_s: float,
+    seconds: float,
+    seed: int,
 ) -> tuple[Array, np.random.Generator]:
     """Draw the arrivals of some seconds, and return the generator as they leave it."""
     expected = rate_per_s * seconds
@@ -223,7 +238,12 @@ def _check_count(count: int) -> None:
         raise bad_value("requests", f"from 1 to {MOST_REQUESTS}", count)
 
 
-def draw_arrivals(spec: str, random: np.random.Generator, count: int, rate: float) -> Array:
+def draw_arrivals(
+    spec: str,
+    random: np.random.Generator,
+    count: int,
+    rate: float,
+) -> Array:
     """Draw the times of arrivals by a process such as ``gamma:cv=2``."""
     process, values = _split_spec(spec)
     check_names("process of arrivals", process, ARRIVAL_PROCESSES)
@@ -246,7 +266,11 @@ def draw_arrivals(spec: str, random: np.random.Generator, count: int, rate: floa
 
 
 def _draw_diurnal(
-    random: np.random.Generator, count: int, rate: float, peak: float, period_s: float
+    random: np.random.Generator,
+    count: int,
+    rate: float,
+    peak: float,
+    period_s: float,
 ) -> Array:
     """Draw arrivals whose rate swings as a sine.
 
@@ -261,7 +285,12 @@ def _draw_diurnal(
     return np.interp(unit, arrived, grid_s)
 
 
-def draw_lengths(spec: str | int, where: str, random: np.random.Generator, count: int) -> Counts:
+def draw_lengths(
+    spec: str | int,
+    where: str,
+    random: np.random.Generator,
+    count: int,
+) -> Counts:
     """Draw token counts from ``512``, ``lognormal:...`` or a file of lengths."""
     text = str(spec).strip()
     if text.lstrip("+-").isdigit():
@@ -271,7 +300,12 @@ def draw_lengths(spec: str | int, where: str, random: np.random.Generator, count
         return np.full(count, tokens)
     name, values = _split_spec(text)
     if name == "lognormal":
-        usual = {"median": None, "sigma": 0.8, "least": 1.0, "most": MOST_TOKENS - 1.0}
+        usual = {
+            "median": None,
+            "sigma": 0.8,
+            "least": 1.0,
+            "most": MOST_TOKENS - 1.0,
+        }
         median, sigma, least, most = _parse_numbers(values, where, **usual)
         if not 1 <= least <= most < MOST_TOKENS:
             raise bad_value(where, "1 <= least <= most", text)
@@ -284,7 +318,12 @@ def draw_lengths(spec: str | int, where: str, random: np.random.Generator, count
     return random.choice(_read_lengths(path), count)
 
 
-def draw_times(spec: str | float, where: str, random: np.random.Generator, count: int) -> Array:
+def draw_times(
+    spec: str | float,
+    where: str,
+    random: np.random.Generator,
+    count: int,
+) -> Array:
     """Draw seconds from ``2s``, ``exponential:mean=2s`` or ``lognormal:median=2s,sigma=0.8``."""
     text = str(spec).strip()
     name, values = _split_spec(text)
@@ -301,7 +340,11 @@ def draw_times(spec: str | float, where: str, random: np.random.Generator, count
     return np.full(count, units.parse_amount(spec, "s", where))
 
 
-def _parse_times(values: Mapping[str, str], where: str, name: str) -> list[float]:
+def _parse_times(
+    values: Mapping[str, str],
+    where: str,
+    name: str,
+) -> list[float]:
     """Return the time that must stand under a name; a bare number is seconds."""
     if name not in values:
         raise bad_value(where, f"a value of {name}", "none")
@@ -332,7 +375,11 @@ def _split_spec(spec: str) -> tuple[str, dict[str, str]]:
     return name, values
 
 
-def _parse_numbers(values: Mapping[str, str], where: str, **usual: float | None) -> list[float]:
+def _parse_numbers(
+    values: Mapping[str, str],
+    where: str,
+    **usual: float | None,
+) -> list[float]:
     """Return the numbers of these names, or the usual ones; no other name may have a value."""
     check_names(f"value of {where}", values, usual, f"Known: {', '.join(usual) or 'none'}.")
     numbers = []

@@ -24,7 +24,11 @@ from enum import StrEnum
 
 from wattcast.workload.build_model import trace_pass
 from wattcast.workload.model_catalogue import ModelSpec
-from wattcast.workload.model_options import ModelOptions, OutputHead, WorkloadPhase
+from wattcast.workload.model_options import (
+    ModelOptions,
+    OutputHead,
+    WorkloadPhase,
+)
 
 _FEW_TOKENS = 16  # fewer than any window
 _PADDED_LAYERS = 1.5  # times the least number of layers, below which groups are padded to the most
@@ -73,7 +77,11 @@ class CacheGroups:
         """The number of groups that keep tokens."""
         return self.full + len(self.windows)
 
-    def count_kept_tokens(self, tokens: int, step_tokens: int = 1) -> int:
+    def count_kept_tokens(
+        self,
+        tokens: int,
+        step_tokens: int = 1,
+    ) -> int:
         """Return what windows and states keep behind so many tokens, in tokens of blocks.
 
         While a prompt is computed, a window holds the tokens of a step besides.
@@ -87,7 +95,11 @@ class CacheGroups:
         """Return all that a request of so many tokens keeps, in tokens of blocks."""
         return self.full * tokens + self.count_kept_tokens(math.ceil(tokens))
 
-    def count_request_blocks(self, tokens: int, step_tokens: int) -> int:
+    def count_request_blocks(
+        self,
+        tokens: int,
+        step_tokens: int,
+    ) -> int:
         """Return the blocks that an engine reckons with for a request of so many tokens."""
         blocks = self.full * -(-tokens // self.block_tokens) + self.states
         for window in self.windows:
@@ -95,11 +107,21 @@ class CacheGroups:
             blocks += -(-min(window - 1 + step_tokens, tokens) // self.block_tokens) + 1
         return blocks
 
-    def count_sequences(self, cache_byte: float, tokens: int, step_tokens: int) -> float:
+    def count_sequences(
+        self,
+        cache_byte: float,
+        tokens: int,
+        step_tokens: int,
+    ) -> float:
         """Return how many requests of so many tokens fit, as the engine says when it starts."""
         return cache_byte // self.block_byte / self.count_request_blocks(tokens, step_tokens)
 
-    def convert_engine_tokens(self, cache_tokens: int, longest: int, step_tokens: int) -> int:
+    def convert_engine_tokens(
+        self,
+        cache_tokens: int,
+        longest: int,
+        step_tokens: int,
+    ) -> int:
         """Return the tokens of all blocks of a cache of which an engine says "so many tokens".
 
         An engine counts how many requests of its greatest length fit, times that length. Where a
@@ -112,7 +134,10 @@ class CacheGroups:
 
 
 def group_layers(
-    caches: Sequence[LayerCache], block_tokens: int, *, prefix_caching: bool = True
+    caches: Sequence[LayerCache],
+    block_tokens: int,
+    *,
+    prefix_caching: bool = True,
 ) -> CacheGroups:
     """Return the groups of layers with these caches.
 
@@ -197,10 +222,19 @@ def _find_chunk(model: ModelSpec) -> int:
 
 
 def _trace_caches(
-    model: ModelSpec, options: ModelOptions, phase: WorkloadPhase, tokens: int
+    model: ModelSpec,
+    options: ModelOptions,
+    phase: WorkloadPhase,
+    tokens: int,
 ) -> list[tuple[int, int]]:
     """Return the layers of each section of one pass, and the bytes that one of them keeps."""
-    asked = replace(options, phase=phase, batch=1, seq=tokens, head=OutputHead.NONE)
+    asked = replace(
+        options,
+        phase=phase,
+        batch=1,
+        seq=tokens,
+        head=OutputHead.NONE,
+    )
     program = trace_pass(model, asked)
     caches = [(section.repeat, section.tape.cache_byte) for section in program.sections]
     program.release()

@@ -18,7 +18,11 @@ from typing import Any, Unpack
 import numpy as np
 
 from wattcast import __version__
-from wattcast.core import BadInput, bad_value, units
+from wattcast.core import (
+    BadInput,
+    bad_value,
+    units,
+)
 from wattcast.core.arrays import pareto_front
 from wattcast.core.units import show_plain
 from wattcast.core.user_results import UserResult
@@ -35,13 +39,26 @@ from wattcast.options.setting_options import PriceOptions, SettingOptions
 from wattcast.options.verb_options import ParsedOptions
 from wattcast.predictor.api import find_gpu
 from wattcast.predictor.prediction_json import take_fields
-from wattcast.predictor.prices import BOARD_ENERGY, Prices, read_prices
+from wattcast.predictor.prices import (
+    BOARD_ENERGY,
+    Prices,
+    read_prices,
+)
 from wattcast.serving import plan_options
 from wattcast.serving.latency_bounds import parse_both_bounds
 from wattcast.serving.plan_options import SearchRange
 from wattcast.serving.plan_processes import search_in_processes
-from wattcast.serving.plan_search import KindPlans, KindSearch, ServingPlan, Tell
-from wattcast.serving.service_demand import PERCENTILE, PlanAim, ServiceDemand
+from wattcast.serving.plan_search import (
+    KindPlans,
+    KindSearch,
+    ServingPlan,
+    Tell,
+)
+from wattcast.serving.service_demand import (
+    PERCENTILE,
+    PlanAim,
+    ServiceDemand,
+)
 from wattcast.serving.simulate_serving import TRANSFER_BYTE_PER_S, find_language_model
 from wattcast.workload.model_catalogue import ModelSpec
 from wattcast.workload.model_options import ModelOptions
@@ -264,7 +281,9 @@ def _search_kinds(
 
 
 def _collect_kinds(
-    demand: ServiceDemand, searches: Mapping[str, KindSearch], found: Mapping[str, KindPlans]
+    demand: ServiceDemand,
+    searches: Mapping[str, KindSearch],
+    found: Mapping[str, KindPlans],
 ) -> PlanResult:
     """Return the plans of every kind: what other processes found, or a search of this process."""
     kinds = (found.get(name) or search.summarise() for name, search in searches.items())

@@ -9,7 +9,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import (
+    Callable,
+    Hashable,
+    Sequence,
+)
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,7 +23,12 @@ from wattcast.serving.arrivals import Trace
 from wattcast.serving.engine_simulator import EngineReplica, ReplicaRun
 from wattcast.serving.prefix_cache import SharedPath
 from wattcast.serving.request_plan import EngineSettings, plan_requests
-from wattcast.serving.request_sessions import SentRequests, SessionRun, Sessions, list_paths
+from wattcast.serving.request_sessions import (
+    SentRequests,
+    SessionRun,
+    Sessions,
+    list_paths,
+)
 from wattcast.serving.step_costs import StepCosts
 
 _AHEAD_S = 0.005  # about a step: how far an engine may be ahead of the others
@@ -71,7 +80,11 @@ def serve_sessions(
     return ServedSessions(trace, first_s[rows], last_s[rows], shrunk, run.is_exhausted)
 
 
-def serve_jointly(engines: Sequence[EngineReplica], sent: SentRequests, route: Route) -> None:
+def serve_jointly(
+    engines: Sequence[EngineReplica],
+    sent: SentRequests,
+    route: Route,
+) -> None:
     """Run engines on one clock until all requests have ended."""
     while True:
         busy = sorted(
@@ -108,7 +121,11 @@ def list_route_keys(paths: Sequence[SharedPath], engines: int) -> list[Hashable]
     return keys
 
 
-def make_router(router: str, engines: Sequence[EngineReplica], keys: Sequence[Hashable]) -> Route:
+def make_router(
+    router: str,
+    engines: Sequence[EngineReplica],
+    keys: Sequence[Hashable],
+) -> Route:
     """Return what chooses the engine of a request.
 
     ``keys`` name what a sticky router keeps together, by request.
@@ -134,6 +151,8 @@ def make_router(router: str, engines: Sequence[EngineReplica], keys: Sequence[Ha
             homes[key] = take_least_loaded(request)
         return homes[key]
 
-    return {"round-robin": take_next, "least-loaded": take_least_loaded, "sticky": take_home}[
-        router
-    ]
+    return {
+        "round-robin": take_next,
+        "least-loaded": take_least_loaded,
+        "sticky": take_home,
+    }[router]

@@ -25,7 +25,11 @@ import itertools
 import math
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import (
+    Callable,
+    Iterator,
+    Sequence,
+)
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -107,7 +111,11 @@ class _ActiveRequest:
 
 
 @cache
-def _draw_launches(seed: int, spread: float, memory: float) -> tuple[float, ...]:
+def _draw_launches(
+    seed: int,
+    spread: float,
+    memory: float,
+) -> tuple[float, ...]:
     """Draw launch times as multiples of their mean: lognormal, each correlated with the one
     before.
     """
@@ -234,7 +242,11 @@ class EngineReplica:
             heapq.heappush(self._arriving, (arrival_s[request], request))
         self.outstanding += len(requests)
 
-    def run_until(self, until_s: float, stops_at_end: bool = False) -> None:
+    def run_until(
+        self,
+        until_s: float,
+        stops_at_end: bool = False,
+    ) -> None:
         """Simulate up to the first moment at or after ``until_s`` at which the host is free.
 
         With ``stops_at_end`` it stops before that when a request has its last token.
@@ -394,7 +406,11 @@ class EngineReplica:
             self._asked_tokens += self.plan.prompt_tokens[prompt.request]
             self._found_tokens += int(prompt.context)
 
-    def _leave_cache(self, request: _ActiveRequest, tokens: float) -> None:
+    def _leave_cache(
+        self,
+        request: _ActiveRequest,
+        tokens: float,
+    ) -> None:
         """Leave so many tokens of a request in the cache for later prompts."""
         if self._cache is not None:
             self._cache.leave(request.path, int(tokens))
@@ -553,7 +569,11 @@ class EngineReplica:
         return most_steps
 
     def _count_steps(
-        self, most: int, outputs_s: tuple[float, float], step_s: float, until_s: float
+        self,
+        most: int,
+        outputs_s: tuple[float, float],
+        step_s: float,
+        until_s: float,
     ) -> int:
         """Return how many steps are advanced at once: until a request arrives, or time is up.
 
@@ -611,7 +631,11 @@ class EngineReplica:
         self.preemptions += 1
 
     def _run_steps(
-        self, at_top: complex, shape: StepShape, steps: int, floor_s: float
+        self,
+        at_top: complex,
+        shape: StepShape,
+        steps: int,
+        floor_s: float,
     ) -> tuple[float, float]:
         """Return time and energy of ``steps`` steps, at the top clock where the governor allows it.
 
@@ -650,7 +674,11 @@ class EngineReplica:
             for request in ended:
                 self._tell_end(request, moment_s)
 
-    def _count_late(self, moment_s: float, patience: Patience) -> None:
+    def _count_late(
+        self,
+        moment_s: float,
+        patience: Patience,
+    ) -> None:
         """Give the run up if too many requests were late by now."""
         plan = self.plan
         for request in self._first:

@@ -15,7 +15,11 @@ from wattcast.serving.step_costs import StepCosts
 
 
 def govern_steps(
-    costs: StepCosts, cost: Array, steps: int, floor_s: float, mean_w: float | None = None
+    costs: StepCosts,
+    cost: Array,
+    steps: int,
+    floor_s: float,
+    mean_w: float | None = None,
 ) -> tuple[float, float]:
     """Return time and energy of ``steps`` steps at the highest clock that the limit allows.
 

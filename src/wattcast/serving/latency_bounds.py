@@ -36,7 +36,9 @@ class LatencyBound:
 
 
 def parse_latency_bounds(
-    quantity: str, text: str | float | None, percentile: float | None = None
+    quantity: str,
+    text: str | float | None,
+    percentile: float | None = None,
 ) -> tuple[LatencyBound, ...]:
     """Read ``p99:500ms`` or ``500ms``, which is of ``percentile``; several with commas.
 
@@ -58,7 +60,11 @@ def parse_latency_bounds(
     return tuple(bounds)
 
 
-def _parse_percentile(quantity: str, rank: str, part: str) -> float:
+def _parse_percentile(
+    quantity: str,
+    rank: str,
+    part: str,
+) -> float:
     number = rank.strip().removeprefix("p")
     percentile = float(number) if number.replace(".", "", 1).isdigit() else 0.0
     if not 0 < percentile < 100:
@@ -71,7 +77,9 @@ def _parse_bound_s(quantity: str, amount: str | float) -> float:
 
 
 def parse_both_bounds(
-    ttft: str | float | None, tpot: str | float | None, percentile: float | None = None
+    ttft: str | float | None,
+    tpot: str | float | None,
+    percentile: float | None = None,
 ) -> tuple[LatencyBound, ...]:
     """Read the bounds of the time to the first token and of the time per output token."""
     return (

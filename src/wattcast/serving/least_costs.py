@@ -23,7 +23,11 @@ from wattcast.serving.step_tabulation import (
 from wattcast.workload.build_model import build_graph
 from wattcast.workload.engine_schedule import STEP_TOKENS
 from wattcast.workload.model_catalogue import ModelSpec
-from wattcast.workload.model_options import ModelOptions, OutputHead, WorkloadPhase
+from wattcast.workload.model_options import (
+    ModelOptions,
+    OutputHead,
+    WorkloadPhase,
+)
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,10 @@ class TokenCost:
 
 
 def predict_token_cost(
-    model: ModelSpec, gpu: Gpu, options: ModelOptions, max_tokens: int = STEP_TOKENS
+    model: ModelSpec,
+    gpu: Gpu,
+    options: ModelOptions,
+    max_tokens: int = STEP_TOKENS,
 ) -> TokenCost:
     """Predict the cost of a token on a lane: on one of its GPUs, or on one in each stage.
 
@@ -48,7 +55,11 @@ def predict_token_cost(
     """
     measure_cache(model, gpu, options, max_tokens, BLOCK_TOKENS, MEMORY_UTILISATION)
     largest = replace(
-        options, phase=WorkloadPhase.PREFILL, batch=1, seq=max_tokens, head=OutputHead.NONE
+        options,
+        phase=WorkloadPhase.PREFILL,
+        batch=1,
+        seq=max_tokens,
+        head=OutputHead.NONE,
     )
     step = remove_attention(build_graph(model, largest))
     clocks_hz = list_clocks(gpu)
@@ -74,7 +85,11 @@ class LoneRequest:
 
 
 def predict_lone_request(
-    model: ModelSpec, gpu: Gpu, options: ModelOptions, prompt: int, context: int
+    model: ModelSpec,
+    gpu: Gpu,
+    options: ModelOptions,
+    prompt: int,
+    context: int,
 ) -> LoneRequest:
     """Predict a prompt of so many tokens, and a decode step of one sequence behind a context.
 

@@ -16,7 +16,11 @@ from wattcast.core.arrays import Array
 from wattcast.core.errors import WattcastError
 from wattcast.hardware import Gpu
 from wattcast.serving.plan_coefficients import PLAN
-from wattcast.serving.plan_options import MOST_SEQUENCES, PlanOption, StepTables
+from wattcast.serving.plan_options import (
+    MOST_SEQUENCES,
+    PlanOption,
+    StepTables,
+)
 from wattcast.serving.service_demand import ServiceDemand
 from wattcast.serving.step_costs import StepCosts
 from wattcast.serving.step_tabulation import tabulate_step_costs
@@ -24,7 +28,11 @@ from wattcast.serving.step_tabulation import tabulate_step_costs
 _ROUNDS = 4  # in which batch and rate come close to each other
 
 
-def tabulate_option(demand: ServiceDemand, option: PlanOption, tables: StepTables) -> PlanOption:
+def tabulate_option(
+    demand: ServiceDemand,
+    option: PlanOption,
+    tables: StepTables,
+) -> PlanOption:
     """Return an option with its step costs and the bounds that follow.
 
     Raises a sentence that says why there are none.
@@ -41,7 +49,11 @@ def tabulate_option(demand: ServiceDemand, option: PlanOption, tables: StepTable
     )
 
 
-def _tabulate_setting(demand: ServiceDemand, option: PlanOption, tables: StepTables) -> StepCosts:
+def _tabulate_setting(
+    demand: ServiceDemand,
+    option: PlanOption,
+    tables: StepTables,
+) -> StepCosts:
     """Return the step costs of an option's GPUs at its clock and power limit."""
     chip = option.gpu
     whole_key = (chip.name, option.shared)
@@ -57,7 +69,12 @@ def _tabulate_setting(demand: ServiceDemand, option: PlanOption, tables: StepTab
     return tables.set_to[key]
 
 
-def set_card(table: StepCosts, chip: Gpu, clock_hz: float, power_limit_w: float) -> StepCosts:
+def set_card(
+    table: StepCosts,
+    chip: Gpu,
+    clock_hz: float,
+    power_limit_w: float,
+) -> StepCosts:
     """Return the step costs of a card that is set to a highest clock and a power limit.
 
     The governor holds the same share of any limit.
@@ -88,7 +105,10 @@ def _predict_table(demand: ServiceDemand, option: PlanOption) -> StepCosts | Bad
 
 
 def _bound_steps(
-    demand: ServiceDemand, costs: StepCosts, most_seqs: int, option: PlanOption
+    demand: ServiceDemand,
+    costs: StepCosts,
+    most_seqs: int,
+    option: PlanOption,
 ) -> tuple[float, float]:
     """Return the most requests a second of a lane, or of pools, and a request's least joules.
 
@@ -112,7 +132,11 @@ def _bound_steps(
 
 
 def _bound_batch(
-    demand: ServiceDemand, costs: StepCosts, batch: float, most_seqs: int, option: PlanOption
+    demand: ServiceDemand,
+    costs: StepCosts,
+    batch: float,
+    most_seqs: int,
+    option: PlanOption,
 ) -> tuple[float, float]:
     """Bound rate and joules where ``batch`` sequences decode at once, as ``_bound_steps`` does.
 
@@ -146,7 +170,11 @@ def _bound_batch(
     return per_s / PLAN.bound_slack, PLAN.bound_slack * max(beyond_j, 0.0)
 
 
-def _bound_shared_steps(demand: ServiceDemand, costs: StepCosts, most: int) -> Array:
+def _bound_shared_steps(
+    demand: ServiceDemand,
+    costs: StepCosts,
+    most: int,
+) -> Array:
     """Bound a request's decode steps by the ``most`` sequences that share each.
 
     They cost at least (O - 1)·(a/B + b) and the request's own attention.
@@ -161,7 +189,10 @@ def _bound_shared_steps(demand: ServiceDemand, costs: StepCosts, most: int) -> A
 
 
 def _bound_decode_steps(
-    demand: ServiceDemand, costs: StepCosts, full: int, mixed_steps: float
+    demand: ServiceDemand,
+    costs: StepCosts,
+    full: int,
+    mixed_steps: float,
 ) -> Array:
     """Bound a request's decode steps that hold no prompt: a token costs d(B)/B at least in these.
 
@@ -174,7 +205,11 @@ def _bound_decode_steps(
     return np.asarray(max(output - 1.0 - mixed_steps * full, 0.0) * per_token)
 
 
-def _count_mixed_steps(prompt: float, most_seqs: int, option: PlanOption) -> float:
+def _count_mixed_steps(
+    prompt: float,
+    most_seqs: int,
+    option: PlanOption,
+) -> float:
     """Return the most steps in which prompts of one request are: 1 + P/(C - B) of C tokens.
 
     A step either ends a prompt or is full.

@@ -66,7 +66,11 @@ class RateRun:
     most_running: int = 0  # requests that an engine computed at once
     largest_batch: int = 0  # sequences of the largest step of all engines
 
-    def holds_for_limit(self, max_seqs: int, demand: ServiceDemand) -> bool:
+    def holds_for_limit(
+        self,
+        max_seqs: int,
+        demand: ServiceDemand,
+    ) -> bool:
         """Whether the run would have been the same if an engine computed ``max_seqs`` at most.
 
         It would if no engine ever computed more, and if the run was not made longer: how long a run
@@ -76,7 +80,9 @@ class RateRun:
 
 
 def serve_rate(
-    demand: ServiceDemand, option: PlanOption, rate_per_s: float
+    demand: ServiceDemand,
+    option: PlanOption,
+    rate_per_s: float,
 ) -> tuple[ServingResult | None, str]:
     """Simulate one replica at a rate; return what it did and which bounds it broke."""
     run = run_at_rate(demand, option, rate_per_s)
@@ -84,7 +90,11 @@ def serve_rate(
 
 
 def run_at_rate(
-    demand: ServiceDemand, option: PlanOption, rate_per_s: float, *, is_brief: bool = False
+    demand: ServiceDemand,
+    option: PlanOption,
+    rate_per_s: float,
+    *,
+    is_brief: bool = False,
 ) -> RateRun:
     """Simulate one replica at a rate.
 
@@ -144,7 +154,11 @@ def _measure_patience(bounds: Sequence[LatencyBound], requests: int) -> Patience
     return Patience(first_token_s, late_firsts, token_s, late_tokens)
 
 
-def describe_risk(demand: ServiceDemand, option: PlanOption, result: ServingResult) -> str | None:
+def describe_risk(
+    demand: ServiceDemand,
+    option: PlanOption,
+    result: ServingResult,
+) -> str | None:
     """Say how far clock and power limit are from what was measured.
 
     None where they are the card's own.
@@ -157,7 +171,12 @@ def describe_risk(demand: ServiceDemand, option: PlanOption, result: ServingResu
         return None
     batch = max(round(result.summarise()["batch"]["max"]), 1)
     context = max(int((result.trace.prompt_tokens + result.trace.output_tokens / 2).mean()), 1)
-    step = replace(option.shared, phase=WorkloadPhase.DECODE, batch=batch, seq=context)
+    step = replace(
+        option.shared,
+        phase=WorkloadPhase.DECODE,
+        batch=batch,
+        seq=context,
+    )
     prediction = predict(
         build_graph(demand.model, step),
         chip,
@@ -177,7 +196,10 @@ def describe_risk(demand: ServiceDemand, option: PlanOption, result: ServingResu
 
 
 def find_ceiling(
-    demand: ServiceDemand, option: PlanOption, low: float, high: float
+    demand: ServiceDemand,
+    option: PlanOption,
+    low: float,
+    high: float,
 ) -> tuple[float, str]:
     """Return the largest rate between two at which a replica keeps all bounds.
 

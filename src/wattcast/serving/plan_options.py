@@ -13,12 +13,24 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import (
+    Hashable,
+    Iterator,
+    Sequence,
+)
+from dataclasses import (
+    dataclass,
+    field,
+    replace,
+)
 
 import numpy as np
 
-from wattcast.core import BadInput, bad_value, units
+from wattcast.core import (
+    BadInput,
+    bad_value,
+    units,
+)
 from wattcast.core.errors import WattcastError
 from wattcast.hardware import Gpu
 from wattcast.hardware.catalogue_reader import node_of_gpu
@@ -33,7 +45,11 @@ from wattcast.serving.least_costs import (
 )
 from wattcast.serving.plan_coefficients import PLAN
 from wattcast.serving.request_plan import EngineSettings
-from wattcast.serving.service_demand import PERCENTILE, PlanAim, ServiceDemand
+from wattcast.serving.service_demand import (
+    PERCENTILE,
+    PlanAim,
+    ServiceDemand,
+)
 from wattcast.serving.step_costs import StepCosts
 from wattcast.workload.engine_schedule import STEP_TOKENS
 from wattcast.workload.model_options import ModelOptions
@@ -70,7 +86,11 @@ class SearchRange:
     pools: tuple[tuple[int, int], ...] = ()
     most_tokens: tuple[int, ...] = ()
 
-    def list_settings(self, demand: ServiceDemand, chip: Gpu) -> list[tuple[float, float]]:
+    def list_settings(
+        self,
+        demand: ServiceDemand,
+        chip: Gpu,
+    ) -> list[tuple[float, float]]:
         """Return power limits with highest clocks to which the card can be set.
 
         Where energy counts, power limits are tried at the highest clock and clocks at the default
@@ -116,7 +136,11 @@ def _limit_range_w(chip: Gpu) -> tuple[float, float]:
 
 
 def _check_setting(
-    chip: Gpu, name: str, value: float, ends: tuple[float, float], unit: str
+    chip: Gpu,
+    name: str,
+    value: float,
+    ends: tuple[float, float],
+    unit: str,
 ) -> None:
     low, high = ends
     if not low <= value <= high:
@@ -180,7 +204,11 @@ class PlanOption:
         """What a replica is made of, whichever its settings and its batch limit."""
         return (self.gpu.name, self.shared, self.pools)
 
-    def bound_rank(self, demand: ServiceDemand, replicas: int = 0) -> tuple[float, float]:
+    def bound_rank(
+        self,
+        demand: ServiceDemand,
+        replicas: int = 0,
+    ) -> tuple[float, float]:
         """Return a rank that no plan of so many replicas can beat, or of any number."""
         gpus = (replicas or demand.count_replicas(self.most_per_s)) * self.gpus
         idle_j = PLAN.bound_slack * gpus * self.idle_w * demand.seconds_per_request
@@ -226,7 +254,10 @@ class StepTables:
 
 
 def list_options(
-    demand: ServiceDemand, chip: Gpu, tried: SearchRange, tables: StepTables | None = None
+    demand: ServiceDemand,
+    chip: Gpu,
+    tried: SearchRange,
+    tables: StepTables | None = None,
 ) -> tuple[list[PlanOption], list[str]]:
     """Return every option of a GPU with its first bounds, and a sentence for each refused replica.
 
@@ -294,7 +325,10 @@ def _combine_settings(
 
 
 def _predict_layout(
-    demand: ServiceDemand, chip: Gpu, shared: ModelOptions, tables: StepTables
+    demand: ServiceDemand,
+    chip: Gpu,
+    shared: ModelOptions,
+    tables: StepTables,
 ) -> tuple[TokenCost, AloneTimes]:
     """Predict a token of the largest step and a lone request, if they were not predicted before."""
     key = (chip.name, shared)
@@ -304,7 +338,11 @@ def _predict_layout(
     return tables.layouts[key]
 
 
-def _predict_alone(demand: ServiceDemand, chip: Gpu, shared: ModelOptions) -> AloneTimes:
+def _predict_alone(
+    demand: ServiceDemand,
+    chip: Gpu,
+    shared: ModelOptions,
+) -> AloneTimes:
     """Predict a request alone at the percentile of lengths that each latency bound names.
 
     Time to first token grows with the prompt, and time per token with the context, so that their
@@ -326,7 +364,10 @@ def _predict_alone(demand: ServiceDemand, chip: Gpu, shared: ModelOptions) -> Al
 
 
 def _list_layouts(
-    demand: ServiceDemand, chip: Gpu, tried: SearchRange, fitting: Sequence[ModelOptions]
+    demand: ServiceDemand,
+    chip: Gpu,
+    tried: SearchRange,
+    fitting: Sequence[ModelOptions],
 ) -> Iterator[ModelOptions]:
     """Yield how GPUs may share the model.
 
@@ -347,7 +388,11 @@ def _list_layouts(
 
 
 def _share_experts(
-    demand: ServiceDemand, tried: SearchRange, grid: tuple[int, int], node: Node, most_gpus: int
+    demand: ServiceDemand,
+    tried: SearchRange,
+    grid: tuple[int, int],
+    node: Node,
+    most_gpus: int,
 ) -> Iterator[ModelOptions]:
     """Yield how ``grid``, GPUs of a stage and stages, shares the experts of a mixture.
 
@@ -364,4 +409,10 @@ def _share_experts(
         dp = max(share // count, 1)
         deep = 1 if dp > 1 and not tried.pp else stages
         if count * deep * dp <= most_gpus and experts % share == 0:
-            yield replace(demand.options, tp=count, pp=deep, dp=dp, ep=share)
+            yield replace(
+                demand.options,
+                tp=count,
+                pp=deep,
+                dp=dp,
+                ep=share,
+            )

@@ -9,7 +9,11 @@ from __future__ import annotations
 import multiprocessing
 import signal
 from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    ProcessPoolExecutor,
+    wait,
+)
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,7 +21,11 @@ from typing import TYPE_CHECKING
 from wattcast.core.errors import WattcastError
 from wattcast.hardware import Gpu
 from wattcast.serving.plan_options import SearchRange
-from wattcast.serving.plan_search import KindPlans, KindSearch, Tell
+from wattcast.serving.plan_search import (
+    KindPlans,
+    KindSearch,
+    Tell,
+)
 from wattcast.serving.service_demand import ServiceDemand
 
 if TYPE_CHECKING:
@@ -87,7 +95,11 @@ def _begin_worker(link: ParentLink) -> None:
     _links.append(link)
 
 
-def _search_kind(demand: ServiceDemand, chip: Gpu, tried: SearchRange) -> KindPlans:
+def _search_kind(
+    demand: ServiceDemand,
+    chip: Gpu,
+    tried: SearchRange,
+) -> KindPlans:
     """Search one kind of GPU, as far as the parent wants."""
     (link,) = _links
     search = KindSearch(demand, chip, link.tell)

@@ -9,7 +9,12 @@ from rich.console import Console
 from rich.markup import escape
 
 from wattcast.core.units import show, show_plain
-from wattcast.report.figure_style import SERIES_COLOURS, Figure, add_caption, new_axes
+from wattcast.report.figure_style import (
+    SERIES_COLOURS,
+    Figure,
+    add_caption,
+    new_axes,
+)
 from wattcast.report.text_tables import print_notes, print_rows
 from wattcast.serving.capacity_plan import PlanResult, list_plan_notes
 from wattcast.serving.plan_options import MOST_TOKENS
@@ -71,7 +76,10 @@ def print_plan(console: Console, result: PlanResult) -> None:
 
 
 def _print_best_plan(
-    console: Console, demand: ServiceDemand, best: dict[str, Any], currency: str
+    console: Console,
+    demand: ServiceDemand,
+    best: dict[str, Any],
+    currency: str,
 ) -> None:
     """Print the best plan, what it gives, and what more traffic would take."""
     risk = f" ([yellow]{escape(best['risk'])}[/yellow])" if best["risk"] else ""
@@ -102,7 +110,10 @@ def _print_best_plan(
 
 
 def _print_hall(
-    console: Console, demand: ServiceDemand, best: dict[str, Any], currency: str
+    console: Console,
+    demand: ServiceDemand,
+    best: dict[str, Any],
+    currency: str,
 ) -> None:
     """Print what a hall holds of the plan's replicas, if there is a power budget."""
     hall = best["hall"]
@@ -150,11 +161,34 @@ def draw_plan(result: PlanResult) -> Figure:
     for plan in result.plans:
         by_kind.setdefault(plan.option.gpu.name, []).append(plan)
     for (kind, plans), colour in zip(by_kind.items(), SERIES_COLOURS, strict=False):
-        axes.plot(*_place_plans(plans), "o", color=colour, alpha=0.7, label=kind)
+        axes.plot(
+            *_place_plans(plans),
+            "o",
+            color=colour,
+            alpha=0.7,
+            label=kind,
+        )
     label = "none is better in both"
-    axes.plot(*_place_plans(result.front), "-", color="0.4", lw=1.0, label=label)
-    axes.plot(*_place_plans([result.best]), "o", ms=13, mfc="none", color="k", label="best")
-    axes.set(xlabel="GPUs", ylabel="Energy per output token (J)", xlim=(0, None))
+    axes.plot(
+        *_place_plans(result.front),
+        "-",
+        color="0.4",
+        lw=1.0,
+        label=label,
+    )
+    axes.plot(
+        *_place_plans([result.best]),
+        "o",
+        ms=13,
+        mfc="none",
+        color="k",
+        label="best",
+    )
+    axes.set(
+        xlabel="GPUs",
+        ylabel="Energy per output token (J)",
+        xlim=(0, None),
+    )
     axes.set_title(f"{result.demand.model.name} at {result.demand.rate_per_s:g} requests/s")
     axes.legend(frameon=False)
     return add_caption(figure, "; ".join(list_plan_notes(result)[:3]))

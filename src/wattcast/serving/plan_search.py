@@ -36,7 +36,12 @@ from wattcast.serving.option_runs import (
     serve_rate,
 )
 from wattcast.serving.plan_coefficients import PLAN
-from wattcast.serving.plan_options import PlanOption, SearchRange, StepTables, list_options
+from wattcast.serving.plan_options import (
+    PlanOption,
+    SearchRange,
+    StepTables,
+    list_options,
+)
 from wattcast.serving.service_demand import ServiceDemand
 from wattcast.serving.serving_result import ServingResult
 
@@ -235,7 +240,12 @@ class KindPlans:
 class KindSearch:
     """The state of a search: plans so far, and what simulations have shown of rates that fail."""
 
-    def __init__(self, demand: ServiceDemand, gpu: Gpu, tell: Tell | None = None) -> None:
+    def __init__(
+        self,
+        demand: ServiceDemand,
+        gpu: Gpu,
+        tell: Tell | None = None,
+    ) -> None:
         self.demand = demand
         self.gpu = gpu
         self.tell = tell
@@ -318,7 +328,11 @@ class KindSearch:
         larger = self._sized.get(_key_of_limits(option))
         return larger is not None and larger.holds_for(option)
 
-    def _is_settled(self, option: PlanOption, most: Rank) -> bool:
+    def _is_settled(
+        self,
+        option: PlanOption,
+        most: Rank,
+    ) -> bool:
         """Whether as many replicas as could be useful were seen to fail, at this setting or a
         faster one.
         """
@@ -327,7 +341,12 @@ class KindSearch:
             return False
         return useful == 0 or self.trials.is_settled(option, self.demand.peak_per_s / useful)
 
-    def _try_option(self, option: PlanOption, most: Rank, tried: SearchRange) -> None:
+    def _try_option(
+        self,
+        option: PlanOption,
+        most: Rank,
+        tried: SearchRange,
+    ) -> None:
         """Size an option, unless its replica fails at the fastest setting where it would have to
         hold.
         """
@@ -342,7 +361,12 @@ class KindSearch:
         best_of_layout = self.best.get(option.key, plan)
         self.best[option.key] = min(plan, best_of_layout, key=lambda one: one.rank)
 
-    def _fails_at_fastest(self, option: PlanOption, useful: int | None, tried: SearchRange) -> bool:
+    def _fails_at_fastest(
+        self,
+        option: PlanOption,
+        useful: int | None,
+        tried: SearchRange,
+    ) -> bool:
         """Whether the replica fails at its highest clock, without a power limit, where it has to
         serve.
 
@@ -350,7 +374,12 @@ class KindSearch:
         """
         settings = tried.list_settings(self.demand, self.gpu)
         clock_hz = max(clock for _, clock in settings)
-        fastest = replace(option, power_limit_w=math.inf, clock_hz=clock_hz, costs=None)
+        fastest = replace(
+            option,
+            power_limit_w=math.inf,
+            clock_hz=clock_hz,
+            costs=None,
+        )
         fastest = tabulate_option(self.demand, fastest, self.tables)
         if useful is None:
             rate_per_s = LONE_LOAD * fastest.most_per_s
@@ -380,7 +409,11 @@ class FailedRate:
     rate_per_s: float
     is_governed: bool  # the power limit may have lowered the clock
 
-    def settles(self, option: PlanOption, rate_per_s: float) -> bool:
+    def settles(
+        self,
+        option: PlanOption,
+        rate_per_s: float,
+    ) -> bool:
         """Whether an option as fast or slower must break it too at a rate as high or higher."""
         if rate_per_s < self.rate_per_s or option.power_limit_w > self.power_limit_w:
             return False
@@ -411,7 +444,11 @@ class RateTrials:
         self._brief: dict[Hashable, list[LimitedRun]] = {}
         self._whole: dict[Hashable, list[LimitedRun]] = {}
 
-    def fails_at(self, option: PlanOption, rate_per_s: float) -> bool:
+    def fails_at(
+        self,
+        option: PlanOption,
+        rate_per_s: float,
+    ) -> bool:
         """Say whether a replica breaks a bound at a rate, by a run that ends as soon as it is
         sure.
         """
@@ -430,7 +467,11 @@ class RateTrials:
         self._largest[key] = run.largest_batch
         return False
 
-    def serve(self, option: PlanOption, rate_per_s: float) -> RateRun:
+    def serve(
+        self,
+        option: PlanOption,
+        rate_per_s: float,
+    ) -> RateRun:
         """Simulate a replica to the end of the run."""
         return self._run_once(self._whole, option, rate_per_s, is_brief=False)
 
@@ -456,12 +497,20 @@ class RateTrials:
         alike.append(LimitedRun(limit, replace(run, result=None) if is_brief else run))
         return run
 
-    def is_settled(self, option: PlanOption, rate_per_s: float) -> bool:
+    def is_settled(
+        self,
+        option: PlanOption,
+        rate_per_s: float,
+    ) -> bool:
         """Whether a run that was simulated shows that an option breaks bounds at a rate."""
         failures = self._failed.get(self._key_of_group(option), ())
         return any(failure.settles(option, rate_per_s) for failure in failures)
 
-    def largest_batch(self, option: PlanOption, rate_per_s: float) -> int:
+    def largest_batch(
+        self,
+        option: PlanOption,
+        rate_per_s: float,
+    ) -> int:
         """Return the sequences of the largest step of a run that broke no bound."""
         return self._largest[self._key_of_run(option, rate_per_s)]
 
@@ -469,7 +518,11 @@ class RateTrials:
     def _key_of_group(option: PlanOption) -> Hashable:
         return (option.key, option.max_seqs, option.max_tokens)
 
-    def _key_of_run(self, option: PlanOption, rate_per_s: float) -> Hashable:
+    def _key_of_run(
+        self,
+        option: PlanOption,
+        rate_per_s: float,
+    ) -> Hashable:
         setting = option.power_limit_w, option.clock_hz
         return (self._key_of_group(option), setting, rate_per_s)
 
@@ -490,7 +543,11 @@ def merge_alike_reasons(reasons: list[str]) -> list[str]:
     return list(first.values())
 
 
-def count_useful_replicas(demand: ServiceDemand, option: PlanOption, most: Rank) -> int | None:
+def count_useful_replicas(
+    demand: ServiceDemand,
+    option: PlanOption,
+    most: Rank,
+) -> int | None:
     """Return the most replicas, spares left out, whose bound is not behind ``most``; 0 if none.
 
     None: any number may be useful.
@@ -521,7 +578,10 @@ def count_useful_replicas(demand: ServiceDemand, option: PlanOption, most: Rank)
 
 
 def size_option(
-    demand: ServiceDemand, option: PlanOption, most: Rank, trials: RateTrials | None = None
+    demand: ServiceDemand,
+    option: PlanOption,
+    most: Rank,
+    trials: RateTrials | None = None,
 ) -> ServingPlan | None:
     """Find the fewest replicas that keep all bounds; None where a plan would rank behind ``most``.
 
@@ -547,7 +607,11 @@ def size_option(
 
 
 def _find_fewest_replicas(
-    demand: ServiceDemand, option: PlanOption, low: int, useful: int | None, trials: RateTrials
+    demand: ServiceDemand,
+    option: PlanOption,
+    low: int,
+    useful: int | None,
+    trials: RateTrials,
 ) -> ServingPlan:
     """Return the plan of the fewest replicas above ``low``, which are too few, that serve.
 
@@ -581,7 +645,10 @@ def _find_fewest_replicas(
 
 
 def _serve_share(
-    demand: ServiceDemand, option: PlanOption, needed: int, trials: RateTrials
+    demand: ServiceDemand,
+    option: PlanOption,
+    needed: int,
+    trials: RateTrials,
 ) -> ServingPlan | None:
     """Simulate a replica at its share of the rate without headroom; None where it breaks a
     bound.

@@ -60,7 +60,11 @@ class PrefixCache:
         self._stretches: dict[Hashable, _CachedStretch] = {}
         self._free: OrderedDict[Hashable, None] = OrderedDict()  # in order of eviction
 
-    def find_prefix(self, path: SharedPath, tokens: int) -> FoundPrefix:
+    def find_prefix(
+        self,
+        path: SharedPath,
+        tokens: int,
+    ) -> FoundPrefix:
         """Return what is there of a prompt of so many tokens.
 
         The last token is computed in any case, since its logits are needed.
@@ -107,7 +111,11 @@ class PrefixCache:
             del self._free[path.branch]
             del self._stretches[path.branch]
 
-    def leave(self, path: SharedPath, tokens: int) -> None:
+    def leave(
+        self,
+        path: SharedPath,
+        tokens: int,
+    ) -> None:
         """Note that a request has ended or was preempted, with so many tokens in the cache."""
         blocks = tokens // self.block_tokens
         for _, size in path.trunk:
@@ -133,7 +141,11 @@ class PrefixCache:
                 del self._free[name]
                 del self._stretches[name]
 
-    def _take(self, name: Hashable, blocks: int) -> None:
+    def _take(
+        self,
+        name: Hashable,
+        blocks: int,
+    ) -> None:
         """Count one more user of a stretch, which then has at least so many blocks."""
         cached = self._stretches.get(name)
         if cached is None:
@@ -148,7 +160,11 @@ class PrefixCache:
         cached.blocks = max(cached.blocks, blocks)
         cached.users += 1
 
-    def _free_stretch(self, name: Hashable, cached: _CachedStretch) -> None:
+    def _free_stretch(
+        self,
+        name: Hashable,
+        cached: _CachedStretch,
+    ) -> None:
         """Count one user less; the blocks of a stretch without any may be evicted."""
         cached.users -= 1
         if cached.users:

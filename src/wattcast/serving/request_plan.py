@@ -8,7 +8,11 @@ import numpy as np
 
 from wattcast.core import bad_value
 from wattcast.core.arrays import Array
-from wattcast.serving.arrivals import NO_PREFIX, Counts, Trace
+from wattcast.serving.arrivals import (
+    NO_PREFIX,
+    Counts,
+    Trace,
+)
 from wattcast.serving.prefix_cache import SharedPath, Stretch
 from wattcast.workload.engine_schedule import STEP_TOKENS
 

@@ -19,7 +19,11 @@ import numpy as np
 
 from wattcast.core import bad_value
 from wattcast.core.arrays import Array, Mask
-from wattcast.options.serving_options import Conversations, RequestShape, Traffic
+from wattcast.options.serving_options import (
+    Conversations,
+    RequestShape,
+    Traffic,
+)
 from wattcast.serving.arrivals import (
     MOST_REQUESTS,
     Counts,
@@ -66,7 +70,11 @@ def is_interactive(traffic: Traffic, talk: Conversations) -> bool:
     return bool(traffic.concurrency or traffic.ramp_s or talk.shared_prefix or has_turns)
 
 
-def make_closed_loop(trace: Trace, traffic: Traffic, most_tokens: int | None) -> Sessions:
+def make_closed_loop(
+    trace: Trace,
+    traffic: Traffic,
+    most_tokens: int | None,
+) -> Sessions:
     """Let clients take the requests of a trace one after another, whenever these arrived."""
     if most_tokens is not None:
         trace = trace.select(trace.prompt_tokens + trace.output_tokens <= most_tokens)
@@ -196,7 +204,11 @@ def _count_sessions(traffic: Traffic) -> int:
     return count
 
 
-def _sum_history(text: Counts, output: Counts, start: Counts) -> Counts:
+def _sum_history(
+    text: Counts,
+    output: Counts,
+    start: Counts,
+) -> Counts:
     """Return the prompt of each turn: all texts so far, and the answers to the turns before."""
     said = np.cumsum(text + output) - output
     before = said - text
@@ -210,7 +222,11 @@ def _keep_until_first_gap(is_short: Mask, start: Counts) -> Mask:
     return np.asarray(gaps == before[start])
 
 
-def _describe(shape: RequestShape, traffic: Traffic, talk: Conversations) -> str:
+def _describe(
+    shape: RequestShape,
+    traffic: Traffic,
+    talk: Conversations,
+) -> str:
     """Name the traffic."""
     loop = f"{traffic.concurrency} clients"
     if traffic.rate_per_s is not None:
@@ -244,7 +260,11 @@ class SessionRun:
         self._next = len(starting)
         return starting
 
-    def find_next(self, request: int, ended_s: float) -> tuple[float, int] | None:
+    def find_next(
+        self,
+        request: int,
+        ended_s: float,
+    ) -> tuple[float, int] | None:
         """Return the request that follows one with its last token, and when it is sent."""
         later = request + 1
         is_turn = later < len(self._session) and self._session[later] == self._session[request]
@@ -265,7 +285,11 @@ class SessionRun:
 class SentRequests:
     """Requests on their way to a router, in order of time."""
 
-    def __init__(self, run: SessionRun, arrival_s: list[float]) -> None:
+    def __init__(
+        self,
+        run: SessionRun,
+        arrival_s: list[float],
+    ) -> None:
         self._run = run
         self._arrival_s = arrival_s  # of each request, filled in as it is sent
         self._coming: list[tuple[float, int]] = []
@@ -281,12 +305,20 @@ class SentRequests:
         """Take the next request."""
         return heapq.heappop(self._coming)[1]
 
-    def follow(self, request: int, ended_s: float) -> None:
+    def follow(
+        self,
+        request: int,
+        ended_s: float,
+    ) -> None:
         """Send what waited for the end of a request."""
         following = self._run.find_next(request, ended_s)
         if following is not None:
             self._send(*following)
 
-    def _send(self, moment_s: float, request: int) -> None:
+    def _send(
+        self,
+        moment_s: float,
+        request: int,
+    ) -> None:
         self._arrival_s[request] = moment_s
         heapq.heappush(self._coming, (moment_s, request))

@@ -10,7 +10,11 @@ import numpy as np
 
 from wattcast.options.serving_options import PlanAim as PlanAim
 from wattcast.predictor.prices import Prices
-from wattcast.serving.arrivals import Trace, draw_trace, drop_long_requests
+from wattcast.serving.arrivals import (
+    Trace,
+    draw_trace,
+    drop_long_requests,
+)
 from wattcast.serving.latency_bounds import LatencyBound
 from wattcast.workload.model_catalogue import ModelSpec
 from wattcast.workload.model_options import ModelOptions, count_positions
@@ -130,7 +134,12 @@ class ServiceDemand:
         """Joules at the meter of the site per joule of the GPUs: hosts, network, fans and PUE."""
         return (1.0 + self.host_share) * self.prices.pue
 
-    def find_cost(self, gpu: str, joules: float, gpu_s: float) -> float | None:
+    def find_cost(
+        self,
+        gpu: str,
+        joules: float,
+        gpu_s: float,
+    ) -> float | None:
         """Return the money for what GPUs and their hosts draw, and for the GPUs' time."""
         return self.prices.cost(gpu, joules * (1.0 + self.host_share), gpu_s)
 
@@ -140,7 +149,11 @@ class ServiceDemand:
 
     # Plans
 
-    def count_replicas(self, capacity_per_s: float, growth: float = 1.0) -> int:
+    def count_replicas(
+        self,
+        capacity_per_s: float,
+        growth: float = 1.0,
+    ) -> int:
         """Return the replicas of a capacity that serve ``growth`` times the rate.
 
         Headroom and spare replicas are included.
@@ -148,7 +161,12 @@ class ServiceDemand:
         needed = growth * self.rate_per_s * (1.0 + self.headroom) / capacity_per_s
         return max(math.ceil(needed - 1e-9), 1) + self.spare_replicas
 
-    def rank_use(self, gpu: str, gpus: int, joules: float) -> tuple[float, float]:
+    def rank_use(
+        self,
+        gpu: str,
+        gpus: int,
+        joules: float,
+    ) -> tuple[float, float]:
         """Return what is minimised first and what decides between equals.
 
         ``joules`` are those of a request.

@@ -12,9 +12,23 @@ from wattcast.core import units
 from wattcast.core.arrays import Array
 from wattcast.core.units import show_plain
 from wattcast.predictor.answer_lines import AnswerLine, round_number
-from wattcast.report.figure_style import SERIES_COLOURS, Axes, Figure, add_caption, new_figure
-from wattcast.report.text_tables import new_table, print_answers, print_notes
-from wattcast.serving.serving_result import PEAK_INTERVAL_S, POWER_INTERVAL_S, ServingResult
+from wattcast.report.figure_style import (
+    SERIES_COLOURS,
+    Axes,
+    Figure,
+    add_caption,
+    new_figure,
+)
+from wattcast.report.text_tables import (
+    new_table,
+    print_answers,
+    print_notes,
+)
+from wattcast.serving.serving_result import (
+    PEAK_INTERVAL_S,
+    POWER_INTERVAL_S,
+    ServingResult,
+)
 
 _MOST_POINTS = 4000  # of a curve
 _LATENCY_LABELS = {
@@ -171,7 +185,11 @@ def draw_serving(result: ServingResult) -> Figure:
     return add_caption(figure, "; ".join([f"simulated: {result.trace.name}", *result.assumptions]))
 
 
-def _draw_distributions(axes: Axes, values: Mapping[str, Array], label: str) -> None:
+def _draw_distributions(
+    axes: Axes,
+    values: Mapping[str, Array],
+    label: str,
+) -> None:
     """Draw the share of requests that took at most each time."""
     share = np.linspace(0.0, 100.0, 501)
     for (name, times_s), colour in zip(values.items(), SERIES_COLOURS, strict=False):
@@ -186,9 +204,24 @@ def _draw_power(axes: Axes, result: ServingResult) -> None:
     """Draw the power of all GPUs over time, and its mean."""
     interval_s = max(POWER_INTERVAL_S, result.length_s / _MOST_POINTS)
     time_s, power_w = result.power_over_time(interval_s)
-    axes.step(time_s, power_w, where="post", color=SERIES_COLOURS[0], lw=0.8)
-    axes.axhline(result.power_w, color=SERIES_COLOURS[1], lw=1.0, label="mean")
-    axes.set(xlabel="Time (s)", ylabel="Power (W)", ylim=(0.0, None))
+    axes.step(
+        time_s,
+        power_w,
+        where="post",
+        color=SERIES_COLOURS[0],
+        lw=0.8,
+    )
+    axes.axhline(
+        result.power_w,
+        color=SERIES_COLOURS[1],
+        lw=1.0,
+        label="mean",
+    )
+    axes.set(
+        xlabel="Time (s)",
+        ylabel="Power (W)",
+        ylim=(0.0, None),
+    )
     axes.legend(frameon=False)
 
 
@@ -200,6 +233,13 @@ def _draw_requests(axes: Axes, result: ServingResult) -> None:
     curves = {"decoding": "decodes", "waiting": "waiting"}
     for (name, column), colour in zip(curves.items(), SERIES_COLOURS, strict=False):
         counts = busiest.segments[column][::stride]
-        axes.step(times_s, counts, where="post", color=colour, lw=0.8, label=name)
+        axes.step(
+            times_s,
+            counts,
+            where="post",
+            color=colour,
+            lw=0.8,
+            label=name,
+        )
     axes.set(xlabel="Time (s)", ylabel="Requests of one replica")
     axes.legend(frameon=False)

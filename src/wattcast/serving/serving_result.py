@@ -206,7 +206,11 @@ class ServingResult(UserResult):
         spent_j = self.energy_until(edges)
         return edges[:-1], np.diff(spent_j) / np.diff(edges)
 
-    def mean_over_time(self, column: str, start_s: Array) -> Array:
+    def mean_over_time(
+        self,
+        column: str,
+        start_s: Array,
+    ) -> Array:
         """Return the mean of a column of the steps over all replicas, in intervals of time.
 
         The intervals begin at ``start_s``. ``waiting`` is requests in the queue, ``decodes``
@@ -302,7 +306,13 @@ class ServingResult(UserResult):
         for bound in self.bounds:
             if bound.percentile is not None:
                 measured_s = bound.measure(self)
-                rows.append({"bound": str(bound), "most_s": bound.seconds, "found_s": measured_s})
+                rows.append(
+                    {
+                        "bound": str(bound),
+                        "most_s": bound.seconds,
+                        "found_s": measured_s,
+                    }
+                )
         return rows
 
     def _summarise_costs(self) -> dict[str, float | None]:

@@ -8,7 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Unpack, overload
+from typing import (
+    Any,
+    Unpack,
+    overload,
+)
 
 import numpy as np
 
@@ -29,15 +33,37 @@ from wattcast.options.serving_options import (
 from wattcast.options.serving_options import TRANSFER_BYTE_PER_S as TRANSFER_BYTE_PER_S
 from wattcast.options.setting_options import PriceOptions, SettingOptions
 from wattcast.options.verb_options import ParsedOptions
-from wattcast.predictor.api import SeveralGpus, find_gpu, predict
+from wattcast.predictor.api import (
+    SeveralGpus,
+    find_gpu,
+    predict,
+)
 from wattcast.predictor.prices import Prices, read_prices
 from wattcast.predictor.runnable_checks import check_power_limit
-from wattcast.serving.arrivals import Trace, draw_trace, drop_long_requests, make_trace
+from wattcast.serving.arrivals import (
+    Trace,
+    draw_trace,
+    drop_long_requests,
+    make_trace,
+)
 from wattcast.serving.cache_layout import keeps_prefixes
-from wattcast.serving.closed_loop import list_route_keys, make_router, serve_sessions
-from wattcast.serving.engine_simulator import BoundsBroken, EngineReplica, Patience, ReplicaRun
+from wattcast.serving.closed_loop import (
+    list_route_keys,
+    make_router,
+    serve_sessions,
+)
+from wattcast.serving.engine_simulator import (
+    BoundsBroken,
+    EngineReplica,
+    Patience,
+    ReplicaRun,
+)
 from wattcast.serving.latency_bounds import LatencyBound, parse_both_bounds
-from wattcast.serving.request_plan import EngineSettings, RequestPlan, plan_requests
+from wattcast.serving.request_plan import (
+    EngineSettings,
+    RequestPlan,
+    plan_requests,
+)
 from wattcast.serving.request_sessions import (
     Sessions,
     draw_sessions,
@@ -75,7 +101,9 @@ def simulate(
 
 @overload
 def simulate(
-    model: str | Path | ModelSpec, gpu: SeveralGpus, **options: Unpack[SimulateKeywords]
+    model: str | Path | ModelSpec,
+    gpu: SeveralGpus,
+    **options: Unpack[SimulateKeywords],
 ) -> ResultList[ServingResult]: ...
 
 
@@ -161,7 +189,9 @@ def simulate(
 
 
 def _draw_loads(
-    chosen: ParsedOptions, model: str, most_tokens: int | None
+    chosen: ParsedOptions,
+    model: str,
+    most_tokens: int | None,
 ) -> tuple[Sequence[Trace | Sessions], int, str]:
     """Return the requests of each seed, how many the engine rejects as too long, and a sentence."""
     traffic = chosen[Traffic]
@@ -186,7 +216,11 @@ def _read_engine_run(keywords: Mapping[str, Any]) -> ModelOptions:
     return run
 
 
-def _limit_length(spec: ModelSpec, engine: EngineOptions, force: bool) -> int | None:
+def _limit_length(
+    spec: ModelSpec,
+    engine: EngineOptions,
+    force: bool,
+) -> int | None:
     """Return the most tokens of a request; None is no limit."""
     positions = count_positions(spec)
     if engine.max_model_len is None:
@@ -461,7 +495,10 @@ def _share_requests(
 
 
 def measure_model_interval(
-    spec: ModelSpec, gpu: Gpu, options: ModelOptions, result: ServingResult
+    spec: ModelSpec,
+    gpu: Gpu,
+    options: ModelOptions,
+    result: ServingResult,
 ) -> dict[str, tuple[float, float]]:
     """Return the predictor's interval on the mean decode step, as factors on its values."""
     sequences = 0.0  # of all decode steps
@@ -472,7 +509,12 @@ def measure_model_interval(
         steps += float(run.segments["steps"][decodes > 0].sum())
     batch = max(round(sequences / max(steps, 1.0)), 1)
     context = max(int((result.trace.prompt_tokens + result.trace.output_tokens / 2).mean()), 1)
-    step = replace(options, phase=WorkloadPhase.DECODE, batch=batch, seq=context)
+    step = replace(
+        options,
+        phase=WorkloadPhase.DECODE,
+        batch=batch,
+        seq=context,
+    )
     prediction = predict(build_graph(spec, step), gpu, host_launch=0.0)
     factors = {}
     for name, column in (("tpot_s", "latency_s"), ("power_w", "power_w"), ("energy_j", "energy_j")):

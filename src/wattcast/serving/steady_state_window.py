@@ -79,7 +79,11 @@ def _count_in_engine(result: ServingResult, moment_s: float) -> int:
     return arrived - int((result.last_token_s <= moment_s).sum())
 
 
-def _has_growing_queue(before: int, after: int, arrived: int) -> bool:
+def _has_growing_queue(
+    before: int,
+    after: int,
+    arrived: int,
+) -> bool:
     """Tell whether requests pile up by more than chance.
 
     An engine that has just begun holds fewer requests than later, so one end alone would

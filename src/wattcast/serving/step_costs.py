@@ -82,7 +82,11 @@ class StepCosts:
         """Number of clocks in a row."""
         return len(self.clock_hz)
 
-    def cap_clock(self, clock_hz: float, gpu: Gpu) -> StepCosts:
+    def cap_clock(
+        self,
+        clock_hz: float,
+        gpu: Gpu,
+    ) -> StepCosts:
         """Return the costs where the clock is set to ``clock_hz`` at most.
 
         A pause draws less too at a lower clock.
@@ -94,7 +98,12 @@ class StepCosts:
         for name, table in self._tables.items():
             capped[name] = cap_columns(table, self.clock_hz, clock_hz)
         capped["clock_hz"] = np.append(clock_hz, self.clock_hz[self.clock_hz < clock_hz])
-        return replace(self, **capped, idle_w=idle_w, waiting_w=idle_w * self.host.waiting_power)
+        return replace(
+            self,
+            **capped,
+            idle_w=idle_w,
+            waiting_w=idle_w * self.host.waiting_power,
+        )
 
     def count_governed_clocks(self) -> int:
         """Count the clocks, from the highest, to which the power limit can drive a step.
@@ -131,7 +140,11 @@ class StepCosts:
         return self.cache_byte_per_token * self.gpu_count / byte_per_s
 
     def launch_s(
-        self, tokens: int, decodes: int, layer_s: float = 0.0, factor: float = 1.0
+        self,
+        tokens: int,
+        decodes: int,
+        layer_s: float = 0.0,
+        factor: float = 1.0,
     ) -> float:
         """Return the host's time to launch a step of traffic: a graph, and layers at ``layer_s``.
 
@@ -151,7 +164,12 @@ class StepCosts:
         """
         return np.asarray(self._add_costs(list(self._tables.values()), step))
 
-    def decode_cost(self, tokens: int, decodes: int, context: float) -> Array:
+    def decode_cost(
+        self,
+        tokens: int,
+        decodes: int,
+        context: float,
+    ) -> Array:
         """Return the cost of a decode-only step, in which ``decodes`` sequences yield
         ``tokens``.
         """
@@ -162,7 +180,12 @@ class StepCosts:
         cost: complex = self._add_costs(self._top, step)
         return cost
 
-    def decode_cost_at_top(self, tokens: int, decodes: int, context: float) -> complex:
+    def decode_cost_at_top(
+        self,
+        tokens: int,
+        decodes: int,
+        context: float,
+    ) -> complex:
         """Return ``decode_cost`` at the top clock, which a simulation asks for in every event."""
         by_tokens, head, decode, _, _, _ = self._top
         cost: complex = by_tokens[self.padded[tokens]] + head[tokens]
@@ -174,7 +197,11 @@ class StepCosts:
         cost += (1.0 - share) * attention[place - 1] + share * attention[place]
         return cost
 
-    def _add_costs(self, tables: Sequence[Any], step: StepShape) -> Any:
+    def _add_costs(
+        self,
+        tables: Sequence[Any],
+        step: StepShape,
+    ) -> Any:
         """Add up the entries of a step, which are rows or complex numbers.
 
         Beyond the last context knot the line of attention goes on.
@@ -211,7 +238,11 @@ class StepCosts:
         return [(table[..., 0] + 1j * table[..., self.clocks]).tolist() for table in tables]
 
 
-def cap_columns(table: Array, clocks_hz: Array, clock_hz: float) -> Array:
+def cap_columns(
+    table: Array,
+    clocks_hz: Array,
+    clock_hz: float,
+) -> Array:
     """Return a table's rows at ``clock_hz``, linear between clocks, and at the clocks below it."""
     place = int(np.argmax(np.append(clocks_hz, 0.0) < clock_hz))
     if place == 0:

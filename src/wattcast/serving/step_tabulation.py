@@ -28,7 +28,11 @@ from wattcast.hardware import Gpu
 from wattcast.kernels import LibraryStyle
 from wattcast.options.setting_options import SettingOptions
 from wattcast.predictor.bundle import bundle_for
-from wattcast.predictor.engine_host import ENGINE, HostTimes, load_host_times
+from wattcast.predictor.engine_host import (
+    ENGINE,
+    HostTimes,
+    load_host_times,
+)
 from wattcast.predictor.pipeline import analyse_graphs, total_at_clock
 from wattcast.predictor.run_settings import resolve_settings
 from wattcast.predictor.runnable_checks import check_formats
@@ -47,10 +51,18 @@ from wattcast.workload.engine_operators import (
     LatentAttention,
     PagedAttention,
 )
-from wattcast.workload.engine_schedule import ATTENTION, STEP_TOKENS, EngineLaunches
+from wattcast.workload.engine_schedule import (
+    ATTENTION,
+    STEP_TOKENS,
+    EngineLaunches,
+)
 from wattcast.workload.graph import Block, Graph
 from wattcast.workload.model_catalogue import ModelSpec
-from wattcast.workload.model_options import ModelOptions, OutputHead, WorkloadPhase
+from wattcast.workload.model_options import (
+    ModelOptions,
+    OutputHead,
+    WorkloadPhase,
+)
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Attention
 
@@ -169,7 +181,12 @@ def tabulate_step_costs(
 
 def _count_launches(model: ModelSpec, options: ModelOptions) -> EngineLaunches:
     """Return what the host launches in a step of one stage."""
-    decode = replace(options, phase=WorkloadPhase.DECODE, batch=1, seq=CONTEXT_KNOTS[0])
+    decode = replace(
+        options,
+        phase=WorkloadPhase.DECODE,
+        batch=1,
+        seq=CONTEXT_KNOTS[0],
+    )
     step = build_graph(model, decode).blocks[0].step
     assert step is not None, "costs are those of an inference engine"
     return step.launches
@@ -224,7 +241,10 @@ class _StepSizes:
 
 
 def _place_sizes(
-    host: HostTimes, max_tokens: int, max_seqs: int, longest_context: int
+    host: HostTimes,
+    max_tokens: int,
+    max_seqs: int,
+    longest_context: int,
 ) -> _StepSizes:
     return _StepSizes(
         tokens=_place_knots((*host.capture_sizes, *TOKEN_KNOTS), max(max_tokens, max_seqs)),
@@ -260,7 +280,11 @@ class _StepGraphs:
     """The graphs whose costs are predicted: whole steps, and steps without or of attention only."""
 
     def __init__(
-        self, model: ModelSpec, options: ModelOptions, sizes: _StepSizes, shares: Sequence[float]
+        self,
+        model: ModelSpec,
+        options: ModelOptions,
+        sizes: _StepSizes,
+        shares: Sequence[float],
     ) -> None:
         self.model = model
         self.options = options
@@ -307,9 +331,19 @@ class _StepGraphs:
         return [_extract_attention(step) for step in steps]
 
     def _build(
-        self, phase: WorkloadPhase, batch: int, seq: int, head: OutputHead = OutputHead.NONE
+        self,
+        phase: WorkloadPhase,
+        batch: int,
+        seq: int,
+        head: OutputHead = OutputHead.NONE,
     ) -> Graph:
-        options = replace(self.options, phase=phase, batch=batch, seq=seq, head=head)
+        options = replace(
+            self.options,
+            phase=phase,
+            batch=batch,
+            seq=seq,
+            head=head,
+        )
         return build_graph(self.model, options)
 
 
@@ -324,7 +358,11 @@ def remove_attention(graph: Graph) -> Graph:
 
 
 def _extract_attention(
-    graph: Graph, *, batch: int = 0, before: int = 0, shares: Sequence[float] = (1.0,)
+    graph: Graph,
+    *,
+    batch: int = 0,
+    before: int = 0,
+    shares: Sequence[float] = (1.0,),
 ) -> Graph:
     """Return the attention of a graph.
 
@@ -343,7 +381,12 @@ def _extract_attention(
     return Graph(f"{graph.name} attention", tuple(blocks), stack=graph.stack)
 
 
-def _change_attention(op: Operator, batch: int, before: int, shares: Sequence[float]) -> Operator:
+def _change_attention(
+    op: Operator,
+    batch: int,
+    before: int,
+    shares: Sequence[float],
+) -> Operator:
     """Return the attention of one sequence that decodes as that of ``batch`` of them.
 
     Without a batch each sequence has ``before`` more keys, or as many as a window lets through.
@@ -360,7 +403,11 @@ def _change_attention(op: Operator, batch: int, before: int, shares: Sequence[fl
     return replace(op, kv_len=op.kv_len + before if is_whole else op.kv_len)
 
 
-def _spread_contexts(op: PagedAttention, batch: int, shares: Sequence[float]) -> PagedAttention:
+def _spread_contexts(
+    op: PagedAttention,
+    batch: int,
+    shares: Sequence[float],
+) -> PagedAttention:
     """Return attention of one sequence for ``batch`` of them, in parts of equal size by context."""
     ((_, q, kv),) = op.groups
     parts = len(shares)
@@ -393,7 +440,11 @@ def _context_shares(spread: float) -> tuple[float, ...]:
 # Costs at these sizes, and at all sizes between
 
 
-def predict_rows(gpu: Gpu, clocks_hz: Array, **tables: Sequence[Graph]) -> dict[str, Array]:
+def predict_rows(
+    gpu: Gpu,
+    clocks_hz: Array,
+    **tables: Sequence[Graph],
+) -> dict[str, Array]:
     """Return a row for each graph of several tables, whose kernels are analysed together."""
     graphs: list[Graph] = []
     for table in tables.values():
@@ -425,7 +476,10 @@ class _StageTables:
 
 
 def _tabulate_stage(
-    gpu: Gpu, clocks_hz: Array, graphs: _StepGraphs, most_sampled: int
+    gpu: Gpu,
+    clocks_hz: Array,
+    graphs: _StepGraphs,
+    most_sampled: int,
 ) -> _StageTables:
     """Predict all parts of steps, and interpolate them to every size.
 
@@ -472,7 +526,11 @@ def _tabulate_stage(
     )
 
 
-def _interpolate_rows(knots: Sequence[int], rows: Array, most: int) -> Array:
+def _interpolate_rows(
+    knots: Sequence[int],
+    rows: Array,
+    most: int,
+) -> Array:
     """Interpolate rows at ``knots`` to every size from 0 to ``most``; nothing costs nothing."""
     sizes = np.arange(most + 1)
     dense = np.repeat(rows[:1], most + 1, axis=0)
@@ -486,7 +544,11 @@ def _interpolate_rows(knots: Sequence[int], rows: Array, most: int) -> Array:
     return np.asarray(dense)
 
 
-def _add_waiting_stages(head: Array, stages: int, waiting_w: float) -> Array:
+def _add_waiting_stages(
+    head: Array,
+    stages: int,
+    waiting_w: float,
+) -> Array:
     """Return the mean cost of the head over all stages: the others wait while the last has it."""
     head_s, head_j = np.split(head, 2, axis=-1)
     mean_j = (head_j + (stages - 1) * waiting_w * head_s) / stages
@@ -522,7 +584,11 @@ def measure_cache(
     Where layers keep different things, tokens are those of the blocks that groups of layers share.
     """
     largest = replace(
-        options, phase=WorkloadPhase.PREFILL, batch=1, seq=max_tokens, head=OutputHead.LAST
+        options,
+        phase=WorkloadPhase.PREFILL,
+        batch=1,
+        seq=max_tokens,
+        head=OutputHead.LAST,
     )
     need = compute_footprint(model, largest)
     memory_byte = load_host_times().visible_memory * float(np.min(gpu.memory.capacity_byte))

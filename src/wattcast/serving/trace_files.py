@@ -20,10 +20,19 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
-from wattcast.core import BadInput, bad_value, clip_text
+from wattcast.core import (
+    BadInput,
+    bad_value,
+    clip_text,
+)
 from wattcast.core.arrays import Array
 from wattcast.core.strict_files import read_bytes, read_number
-from wattcast.serving.arrivals import NO_PREFIX, Counts, Trace, make_trace
+from wattcast.serving.arrivals import (
+    NO_PREFIX,
+    Counts,
+    Trace,
+    make_trace,
+)
 
 MOST_TRACE_BYTE = 2**30
 
@@ -89,7 +98,12 @@ def parse_trace(data: bytes, name: str) -> Trace:
     raise bad_value(name, expected, clip_text(",".join(header)))
 
 
-def _read_table(rows: Sequence[Sequence[str]], places: list[int], where: str, form: str) -> Trace:
+def _read_table(
+    rows: Sequence[Sequence[str]],
+    places: list[int],
+    where: str,
+    form: str,
+) -> Trace:
     """Read a table, whose ``places`` are the columns of arrival, prompt, output and prefix."""
     filled_rows = [row for row in rows if row]
     for number, row in enumerate(filled_rows, start=2):
@@ -120,7 +134,11 @@ def _read_table(rows: Sequence[Sequence[str]], places: list[int], where: str, fo
     return make_trace(answered_s, prompts[answered], outputs[answered], name=where)
 
 
-def _read_numbers(texts: Sequence[str], where: str, column: str) -> Array:
+def _read_numbers(
+    texts: Sequence[str],
+    where: str,
+    column: str,
+) -> Array:
     try:
         values = np.array(texts, dtype=np.float64)
     except ValueError:
@@ -213,7 +231,9 @@ def _read_json_lines(data: bytes, where: str) -> Trace:
 
 
 def _decode_lines(
-    filled: Sequence[tuple[int, bytes]], kind: type[_Line], where: str
+    filled: Sequence[tuple[int, bytes]],
+    kind: type[_Line],
+    where: str,
 ) -> list[_Line]:
     """Decode numbered lines of JSON; an error names the line."""
     decoder = msgspec.json.Decoder(kind)

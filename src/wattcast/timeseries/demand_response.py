@@ -13,16 +13,28 @@ than they come are not caught up: those beyond what the replicas can serve are l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import (
+    Callable,
+    Iterable,
+    Sequence,
+)
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from wattcast.core import BadInput, bad_value, units
+from wattcast.core import (
+    BadInput,
+    bad_value,
+    units,
+)
 from wattcast.hardware.catalogue_reader import load_gpu
 from wattcast.serving.simulate_serving import simulate
-from wattcast.timeseries.hall_file import HallPlan, ServingLoad, TrainingLoad
+from wattcast.timeseries.hall_file import (
+    HallPlan,
+    ServingLoad,
+    TrainingLoad,
+)
 from wattcast.timeseries.hall_parts import GroupWork
 from wattcast.timeseries.hall_run import prepare_group
 from wattcast.timeseries.job_timeline import JobSteps, plan_steps
@@ -228,7 +240,9 @@ def _keep_best(plans: Sequence[ShedPlan]) -> list[ShedPlan]:
 
 
 def _list_points(
-    work: GroupWork, begin_s: float, event_s: float
+    work: GroupWork,
+    begin_s: float,
+    event_s: float,
 ) -> tuple[tuple[ShedPoint, ...], float]:
     """Return the points of one group, the usual one first, and what it usually draws."""
     load = work.group.load
@@ -250,7 +264,11 @@ def _top_hz(work: GroupWork) -> float:
     return float(np.max(load_gpu(work.group.gpu).clocks.max_hz))
 
 
-def _group_wall_w(work: GroupWork, card_w: float, working: float) -> float:
+def _group_wall_w(
+    work: GroupWork,
+    card_w: float,
+    working: float,
+) -> float:
     """Return the watts of a group at the plug, of the mean watts of its cards."""
     group = work.group
     node_w = np.array(group.system.gpu_count * card_w)
@@ -269,7 +287,12 @@ class _Served:
     tpot_p99_s: float
 
 
-def _serve(load: ServingLoad, gpu: str, rate_per_s: float, **settings: float) -> _Served:
+def _serve(
+    load: ServingLoad,
+    gpu: str,
+    rate_per_s: float,
+    **settings: float,
+) -> _Served:
     """Simulate a replica at one rate; with less power or clock, by the settings."""
     seconds = max(_REQUESTS / rate_per_s, _LEAST_S)
     result = simulate(
@@ -301,7 +324,10 @@ def _serve(load: ServingLoad, gpu: str, rate_per_s: float, **settings: float) ->
 
 
 def _serving_points(
-    work: GroupWork, load: ServingLoad, begin_s: float, event_s: float
+    work: GroupWork,
+    load: ServingLoad,
+    begin_s: float,
+    event_s: float,
 ) -> tuple[tuple[ShedPoint, ...], float]:
     """Return the policies of a serving group with the traffic of the event."""
     group = work.group
@@ -333,7 +359,12 @@ def _serving_points(
         _limit_w(work),
     )
 
-    def point(policy: str, depth: float, served: _Served, share: float = 1.0) -> ShedPoint:
+    def point(
+        policy: str,
+        depth: float,
+        served: _Served,
+        share: float = 1.0,
+    ) -> ShedPoint:
         offered_per_s = rate_per_s / share
         served_share = served.served_per_s / offered_per_s
         lost = 0.0 if served_share >= _SERVED_SHARE else (1.0 - served_share) * requests
@@ -377,7 +408,9 @@ def _list_settings(work: GroupWork) -> list[tuple[str, float, dict[str, float]]]
 
 
 def _training_points(
-    work: GroupWork, load: TrainingLoad, event_s: float
+    work: GroupWork,
+    load: TrainingLoad,
+    event_s: float,
 ) -> tuple[tuple[ShedPoint, ...], float]:
     """Return the policies of a training group.
 
@@ -391,13 +424,23 @@ def _training_points(
     usual_w = _group_wall_w(work, usual_card_w, 1.0)
     start = ShedPoint(group.name, "usual", 0.0, 0.0, 0.0, 0.0, None, None, 0.0, _limit_w(work))
 
-    def point(policy: str, depth: float, wall_w: float, pace: float) -> ShedPoint:
+    def point(
+        policy: str,
+        depth: float,
+        wall_w: float,
+        pace: float,
+    ) -> ShedPoint:
         shed_w = usual_w - wall_w
         # E_event + E_later - E_usual, with the missed share of the work done later
         lost_j = (wall_w + (1.0 - pace) * usual_w - usual_w) * event_s
         limit_w = depth if policy == "cap" else start.gpu_limit_w
         return replace(
-            start, policy=policy, depth=depth, shed_w=shed_w, lost_j=lost_j, gpu_limit_w=limit_w
+            start,
+            policy=policy,
+            depth=depth,
+            shed_w=shed_w,
+            lost_j=lost_j,
+            gpu_limit_w=limit_w,
         )
 
     points = [start]

@@ -21,11 +21,19 @@ from wattcast.predictor.api import find_gpu, predict
 from wattcast.predictor.bundle import bundle_for
 from wattcast.serving.engine_simulator import ReplicaRun
 from wattcast.serving.serving_result import ServingResult
-from wattcast.timeseries.power_curve import PowerCurve, join_pieces, state_code
+from wattcast.timeseries.power_curve import (
+    PowerCurve,
+    join_pieces,
+    state_code,
+)
 from wattcast.timeseries.step_power import split_idle_power
 from wattcast.workload.build_model import build_graph
 from wattcast.workload.model_catalogue import ModelSpec, load_model
-from wattcast.workload.model_options import ModelOptions, SoftwareStack, WorkloadPhase
+from wattcast.workload.model_options import (
+    ModelOptions,
+    SoftwareStack,
+    WorkloadPhase,
+)
 from wattcast.workload.readers.load_workload import find_model
 
 
@@ -84,7 +92,10 @@ def trace_replica(run: ReplicaRun, split: PowerSplit) -> PowerCurve:
 
 
 def split_engine_power(
-    result: ServingResult, model: str | ModelSpec, gpu: str | Gpu, options: Mapping[str, Any]
+    result: ServingResult,
+    model: str | ModelSpec,
+    gpu: str | Gpu,
+    options: Mapping[str, Any],
 ) -> PowerSplit:
     """Return how the power of a simulation's mean steps falls on the parts of a GPU.
 
@@ -105,7 +116,12 @@ def split_engine_power(
     shares = {}
     parts: tuple[str, ...] = ()
     for phase, (batch, seq) in shapes.items():
-        step = replace(engine, phase=phase, batch=batch, seq=seq)
+        step = replace(
+            engine,
+            phase=phase,
+            batch=batch,
+            seq=seq,
+        )
         prediction = predict(build_graph(spec, step), chip, **card)
         part_j = np.asarray(prediction.basis.detail.part_j)
         parts = prediction.basis.detail.parts
@@ -135,7 +151,12 @@ def _mean_steps(result: ServingResult) -> dict[WorkloadPhase, tuple[int, int]]:
     }
 
 
-def _sum_columns(runs: Sequence[ReplicaRun], column: str, weight: str, prompts: bool) -> float:
+def _sum_columns(
+    runs: Sequence[ReplicaRun],
+    column: str,
+    weight: str,
+    prompts: bool,
+) -> float:
     """Return the sum of a column over steps with prompts or without, each step counted."""
     total = 0.0
     for run in runs:

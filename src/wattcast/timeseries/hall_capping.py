@@ -38,7 +38,11 @@ class CapFigures:
     groups: dict[str, dict[str, float]]  # by name: requests in capped time, latencies, progress
 
 
-def hold_cap(power_w: Array, limit_w: float, hold_s: int) -> Mask:
+def hold_cap(
+    power_w: Array,
+    limit_w: float,
+    hold_s: int,
+) -> Mask:
     """Return the seconds in which a cap holds.
 
     >>> hold_cap(np.array([1.0, 3.0, 1.0, 3.0, 1.0]), 2.0, 1).tolist()
@@ -55,7 +59,10 @@ def hold_cap(power_w: Array, limit_w: float, hold_s: int) -> Mask:
 
 
 def describe_cap(
-    work: HallWork, usual_j: Sequence[Array], drawn_j: Sequence[Array], capped_racks: Array
+    work: HallWork,
+    usual_j: Sequence[Array],
+    drawn_j: Sequence[Array],
+    capped_racks: Array,
 ) -> CapFigures:
     """Return what the cap did; series are those of the members of its level."""
     cap = work.plan.cap
@@ -82,7 +89,11 @@ def describe_cap(
     )
 
 
-def _describe_group(work: HallWork, group: GroupWork, capped_racks: Array) -> dict[str, float]:
+def _describe_group(
+    work: HallWork,
+    group: GroupWork,
+    capped_racks: Array,
+) -> dict[str, float]:
     """Return what a cap did to the requests or to the progress of a group."""
     load = group.group.load
     if isinstance(load, ServingLoad):
@@ -108,7 +119,11 @@ def _describe_group(work: HallWork, group: GroupWork, capped_racks: Array) -> di
     return {}
 
 
-def _weigh_latencies(library: LoadLibrary, rates_per_s: Array, weights: Array) -> dict[str, float]:
+def _weigh_latencies(
+    library: LoadLibrary,
+    rates_per_s: Array,
+    weights: Array,
+) -> dict[str, float]:
     """Return latencies at the rates of each second, weighted by requests."""
     found = {}
     for name in LATENCIES:

@@ -14,8 +14,16 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast.core.arrays import Array, Mask
-from wattcast.timeseries.hall_capping import CapFigures, describe_cap, hold_cap
-from wattcast.timeseries.hall_parts import HISTOGRAM_BINS, HallWork, PartSeries
+from wattcast.timeseries.hall_capping import (
+    CapFigures,
+    describe_cap,
+    hold_cap,
+)
+from wattcast.timeseries.hall_parts import (
+    HISTOGRAM_BINS,
+    HallWork,
+    PartSeries,
+)
 from wattcast.timeseries.hall_statistics import (
     LevelFigures,
     RackStatistics,
@@ -76,7 +84,11 @@ class CombinedHall:
         return np.diff(np.append(self.grid_begin_s, end_s))
 
 
-def combine_parts(work: HallWork, grid_s: float, read: Callable[[int], PartSeries]) -> CombinedHall:
+def combine_parts(
+    work: HallWork,
+    grid_s: float,
+    read: Callable[[int], PartSeries],
+) -> CombinedHall:
     """Return the hall of all rows; ``read`` returns a row by its number."""
     hall_mask = _hall_mask(work, read)
     racks = sum(racks for _, _, racks in work.rows)
@@ -120,7 +132,11 @@ def combine_parts(work: HallWork, grid_s: float, read: Callable[[int], PartSerie
     }
     cap = None
     if work.plan.cap is not None:
-        drawn = {"rack": rack_j, "row": row_j, "hall": hall_j[np.newaxis]}
+        drawn = {
+            "rack": rack_j,
+            "row": row_j,
+            "hall": hall_j[np.newaxis],
+        }
         usual = {
             "rack": uncapped_rack_j[1:],
             "row": uncapped_row_j,
@@ -165,7 +181,11 @@ def _hall_mask(work: HallWork, read: Callable[[int], PartSeries]) -> Mask | None
     return hold_cap(power_w, work.plan.limits_w["hall"], round(cap.hold_s))
 
 
-def _part_mask(work: HallWork, part: PartSeries, hall_mask: Mask | None) -> Mask | None:
+def _part_mask(
+    work: HallWork,
+    part: PartSeries,
+    hall_mask: Mask | None,
+) -> Mask | None:
     """Return which racks of a row are capped in which seconds."""
     cap = work.plan.cap
     if cap is None:
@@ -182,7 +202,11 @@ def _part_mask(work: HallWork, part: PartSeries, hall_mask: Mask | None) -> Mask
     return np.repeat(mask[np.newaxis], len(part.rack_j), axis=0)
 
 
-def _apply_mask(work: HallWork, part: PartSeries, mask: Mask | None) -> Array:
+def _apply_mask(
+    work: HallWork,
+    part: PartSeries,
+    mask: Mask | None,
+) -> Array:
     """Return the joules of racks with the cap in the seconds that it holds."""
     if mask is None or part.capped_j is None:
         return part.rack_j

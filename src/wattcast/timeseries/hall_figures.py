@@ -5,7 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from wattcast.core.arrays import Array
-from wattcast.report.figure_style import PREDICTED, SERIES_COLOURS, Axes, Figure, new_figure
+from wattcast.report.figure_style import (
+    PREDICTED,
+    SERIES_COLOURS,
+    Axes,
+    Figure,
+    new_figure,
+)
 from wattcast.timeseries.hall_combination import CombinedHall
 from wattcast.timeseries.hall_statistics import load_duration_w
 
@@ -22,7 +28,11 @@ def draw_hall(hall: CombinedHall) -> Figure:
     _draw_limit(axes, hall)
     # The space above the highest of all keeps the names off the curves.
     axes.set_ylim(0.0, 1.2 * _highest_mw(hall))
-    axes.legend(frameon=False, ncols=5, loc="upper left")
+    axes.legend(
+        frameon=False,
+        ncols=5,
+        loc="upper left",
+    )
     figure.suptitle(_title(hall))
     return figure
 
@@ -34,7 +44,11 @@ def draw_load_duration(hall: CombinedHall) -> Figure:
     shares, watts = load_duration_w(hall.power_w)
     axes.plot(100.0 * shares, watts / 1e6, color=PREDICTED, label="hall")
     _draw_limit(axes, hall)
-    axes.set(xlabel="Share of the time (%)", ylabel="Power exceeded (MW)", xlim=(0.0, 100.0))
+    axes.set(
+        xlabel="Share of the time (%)",
+        ylabel="Power exceeded (MW)",
+        xlim=(0.0, 100.0),
+    )
     axes.set_ylim(0.0, 1.2 * _highest_mw(hall))
     axes.legend(frameon=False)
     figure.suptitle(_title(hall))
@@ -47,7 +61,11 @@ def draw_zoom(hall: CombinedHall) -> Figure:
     above, below = figure.subplots(2, 1)
     _stack_groups(above, hall, 0, hall.work.bins)
     above.set_ylim(0.0, 1.3 * float(hall.power_w.max()) / 1e6)
-    above.legend(frameon=False, ncols=5, loc="upper left")
+    above.legend(
+        frameon=False,
+        ncols=5,
+        loc="upper left",
+    )
     first, last = _around_peak(hall)
     ends = np.array([first, last], dtype=np.float64)
     seconds = hall.work.bins * hall.work.bin_s
@@ -78,7 +96,12 @@ def _hours(hall: CombinedHall, bins: Array) -> Array:
     return np.asarray((hall.work.begin_s + bins * hall.work.bin_s) / 3600.0)
 
 
-def _stack_groups(axes: Axes, hall: CombinedHall, first: int, last: int) -> None:
+def _stack_groups(
+    axes: Axes,
+    hall: CombinedHall,
+    first: int,
+    last: int,
+) -> None:
     """Draw groups one upon the other, in means over what falls on a point."""
     factor = max((last - first) // MOST_POINTS, 1)
     count = (last - first) // factor
@@ -97,7 +120,14 @@ def _stack_groups(axes: Axes, hall: CombinedHall, first: int, last: int) -> None
         clock = f"{int(start_s // 3600):02d}:{int(start_s % 3600 // 60):02d}"
         axes.set_xlabel(f"Time since {clock}:{start_s % 60:04.1f} (s)")
     colours = [SERIES_COLOURS[place % len(SERIES_COLOURS)] for place in range(len(names))]
-    axes.stackplot(times, group_mw, labels=names, colors=colours, step="post", lw=0)
+    axes.stackplot(
+        times,
+        group_mw,
+        labels=names,
+        colors=colours,
+        step="post",
+        lw=0,
+    )
     axes.set_ylabel("Power (MW)")
     axes.set_xlim(float(times[0]), float(times[-1]))
 
@@ -105,7 +135,13 @@ def _stack_groups(axes: Axes, hall: CombinedHall, first: int, last: int) -> None
 def _draw_limit(axes: Axes, hall: CombinedHall) -> None:
     limit_w = hall.work.plan.limits_w.get("hall")
     if limit_w is not None:
-        axes.axhline(limit_w / 1e6, color="#000000", lw=1.0, ls="--", label="limit")
+        axes.axhline(
+            limit_w / 1e6,
+            color="#000000",
+            lw=1.0,
+            ls="--",
+            label="limit",
+        )
 
 
 def _around_peak(hall: CombinedHall) -> tuple[int, int]:
@@ -117,4 +153,8 @@ def _around_peak(hall: CombinedHall) -> tuple[int, int]:
     return first, first + width
 
 
-FIGURES = {"hall": draw_hall, "load-duration": draw_load_duration, "zoom": draw_zoom}
+FIGURES = {
+    "hall": draw_hall,
+    "load-duration": draw_load_duration,
+    "zoom": draw_zoom,
+}

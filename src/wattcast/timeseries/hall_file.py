@@ -11,7 +11,11 @@ from typing import Any
 
 import msgspec
 
-from wattcast.core import bad_value, check_names, units
+from wattcast.core import (
+    bad_value,
+    check_names,
+    units,
+)
 from wattcast.core.strict_files import decode_yaml, read_bytes
 from wattcast.hardware.node_systems import NodeSystem, find_system
 from wattcast.timeseries.node_power import NODE, check_inlet
@@ -195,7 +199,11 @@ def read_hall(path: Path) -> HallPlan:
     return parse_hall(read_bytes(path, MAX_HALL_FILE_BYTE), path.name, path.parent)
 
 
-def parse_hall(data: bytes, where: str, folder: Path) -> HallPlan:
+def parse_hall(
+    data: bytes,
+    where: str,
+    folder: Path,
+) -> HallPlan:
     """Read the plan of a hall from the bytes of its file."""
     file = decode_yaml(data, _HallFile, where)
     if not 0 < file.hours <= DAY_HOURS:
@@ -228,7 +236,11 @@ def parse_hall(data: bytes, where: str, folder: Path) -> HallPlan:
     return plan
 
 
-def _read_group(file: _GroupFile, where: str, folder: Path) -> RackGroup:
+def _read_group(
+    file: _GroupFile,
+    where: str,
+    folder: Path,
+) -> RackGroup:
     place = f"{where}: {file.name}"
     loads = [load for load in (file.serve, file.train, file.idle) if load is not None]
     if len(loads) != 1:
@@ -253,7 +265,11 @@ def _read_group(file: _GroupFile, where: str, folder: Path) -> RackGroup:
     )
 
 
-def _read_serving(file: _ServeFile, where: str, system: NodeSystem) -> ServingLoad:
+def _read_serving(
+    file: _ServeFile,
+    where: str,
+    system: NodeSystem,
+) -> ServingLoad:
     if not 1 <= file.tp <= system.gpu_count:
         wanted = f"1 to the {system.gpu_count} GPUs of a node"
         raise bad_value(f"{where}: tp", wanted, file.tp)
@@ -290,7 +306,11 @@ def _read_day(day: str | list[float], where: str) -> tuple[float, ...]:
     return tuple(value / mean for value in values)
 
 
-def _read_training(file: _TrainFile, where: str, racks: int) -> TrainingLoad:
+def _read_training(
+    file: _TrainFile,
+    where: str,
+    racks: int,
+) -> TrainingLoad:
     if not 1 <= file.jobs <= racks or racks % file.jobs:
         wanted = f"a number that divides the {racks} racks"
         raise bad_value(f"{where}: jobs", wanted, file.jobs)
@@ -312,7 +332,11 @@ def _read_training(file: _TrainFile, where: str, racks: int) -> TrainingLoad:
     )
 
 
-def _read_span(text: str, where: str, above: float = -1.0) -> float:
+def _read_span(
+    text: str,
+    where: str,
+    above: float = -1.0,
+) -> float:
     seconds = units.parse(text, "s", where)
     if not (math.isfinite(seconds) and seconds >= 0 and seconds > above):
         raise bad_value(where, "a time of zero or more", text)

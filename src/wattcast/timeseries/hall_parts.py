@@ -17,9 +17,23 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast.core.arrays import Array, read_arrays
-from wattcast.timeseries.hall_file import HallPlan, IdleKind, RackGroup, ServingLoad, TrainingLoad
-from wattcast.timeseries.job_timeline import JobSteps, JobTimeline, draw_job
-from wattcast.timeseries.load_library import LoadLibrary, add_replica, draw_blocks
+from wattcast.timeseries.hall_file import (
+    HallPlan,
+    IdleKind,
+    RackGroup,
+    ServingLoad,
+    TrainingLoad,
+)
+from wattcast.timeseries.job_timeline import (
+    JobSteps,
+    JobTimeline,
+    draw_job,
+)
+from wattcast.timeseries.load_library import (
+    LoadLibrary,
+    add_replica,
+    draw_blocks,
+)
 from wattcast.timeseries.node_power import NodeCurve
 
 HISTOGRAM_BINS = 4096
@@ -77,7 +91,11 @@ class PartSeries:
         return stream.getvalue()
 
 
-def unpack_part(data: bytes, index: int, where: str) -> PartSeries:
+def unpack_part(
+    data: bytes,
+    index: int,
+    where: str,
+) -> PartSeries:
     """Return a part from the bytes of its file."""
     arrays = read_arrays(data, where)
     card_peaks_w, node_peaks_w = arrays["peaks_w"].tolist()
@@ -225,20 +243,34 @@ class HallWork:
             for target, node in zip(into, one, strict=True):
                 target[rows] += group.nodes_per_rack * node
 
-    def draw_timeline(self, place: int, load: TrainingLoad, job: int) -> JobTimeline:
+    def draw_timeline(
+        self,
+        place: int,
+        load: TrainingLoad,
+        job: int,
+    ) -> JobTimeline:
         """Return the day of one job of a group."""
         steps = self.groups[place].steps
         assert steps is not None, "a training group has its steps"
         return draw_job(load, steps, (self.plan.seed, place, _JOB_KEY + job))
 
-    def _job_card_j(self, work: GroupWork, timeline: JobTimeline, is_capped: bool) -> Array:
+    def _job_card_j(
+        self,
+        work: GroupWork,
+        timeline: JobTimeline,
+        is_capped: bool,
+    ) -> Array:
         steps = work.capped_steps if is_capped else work.steps
         assert steps is not None, "a training group has its steps"
         edges_s = self.begin_s + np.arange(self.bins + 1) / self.bins_per_s
         return np.diff(timeline.energy_until(steps, work.cold_w, edges_s))
 
     def _add_idle_rack(
-        self, work: GroupWork, kind: IdleKind, into: tuple[Array, Array], counter: _Counter
+        self,
+        work: GroupWork,
+        kind: IdleKind,
+        into: tuple[Array, Array],
+        counter: _Counter,
     ) -> None:
         each_w = work.loaded_w if kind is IdleKind.LOADED else work.cold_w
         card_j = np.full(self.bins, each_w * self.bin_s)
@@ -282,17 +314,29 @@ class _Counter:
         self.card_peaks_w = 0.0
         self.node_peaks_w = 0.0
 
-    def count_card(self, bin_j: Array, cards: int) -> None:
+    def count_card(
+        self,
+        bin_j: Array,
+        cards: int,
+    ) -> None:
         """Count one card's power for so many cards alike."""
         self.card_counts += cards * self._count(bin_j, self.most_card_w)
         self.card_peaks_w += cards * float(bin_j.max()) / self.bin_s
 
-    def count_node(self, bin_j: Array, nodes: int) -> None:
+    def count_node(
+        self,
+        bin_j: Array,
+        nodes: int,
+    ) -> None:
         """Count one node's power for so many nodes alike."""
         self.node_counts += nodes * self._count(bin_j, self.most_node_w)
         self.node_peaks_w += nodes * float(bin_j.max()) / self.bin_s
 
-    def _count(self, bin_j: Array, most_w: float) -> npt.NDArray[np.int64]:
+    def _count(
+        self,
+        bin_j: Array,
+        most_w: float,
+    ) -> npt.NDArray[np.int64]:
         places = (bin_j * (HISTOGRAM_BINS / (self.bin_s * most_w))).astype(np.int64)
         np.clip(places, 0, HISTOGRAM_BINS - 1, out=places)
         return np.bincount(places, minlength=HISTOGRAM_BINS)
@@ -308,7 +352,11 @@ def list_rows(groups: Sequence[RackGroup]) -> tuple[tuple[int, int, int], ...]:
     return tuple(rows)
 
 
-def percentile_of_counts(counts: npt.NDArray[np.int64], most_w: float, percent: float) -> float:
+def percentile_of_counts(
+    counts: npt.NDArray[np.int64],
+    most_w: float,
+    percent: float,
+) -> float:
     """Return a percentile of a histogram, at the middle of its bin."""
     so_far = np.cumsum(counts)
     place = int(np.searchsorted(so_far, percent / 100.0 * so_far[-1], side="left"))

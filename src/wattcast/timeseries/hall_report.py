@@ -132,7 +132,11 @@ def _summarise_groups(hall: CombinedHall) -> list[dict[str, Any]]:
 def _summarise_limits(hall: CombinedHall, chance: float) -> dict[str, Any]:
     """Return how often each limit is passed, and how many more racks the hall's limit holds."""
     work = hall.work
-    series = {"rack": hall.rack_j, "row": hall.row_j, "hall": hall.hall_j[np.newaxis]}
+    series = {
+        "rack": hall.rack_j,
+        "row": hall.row_j,
+        "hall": hall.hall_j[np.newaxis],
+    }
     found: dict[str, Any] = {}
     for level, limit_w in work.plan.limits_w.items():
         over = {}
@@ -147,7 +151,9 @@ def _summarise_limits(hall: CombinedHall, chance: float) -> dict[str, Any]:
 
 
 def _count_more_racks(
-    hall: CombinedHall, limit_w: float, chance: float
+    hall: CombinedHall,
+    limit_w: float,
+    chance: float,
 ) -> dict[str, dict[str, int]]:
     """Return how many more racks of each group fit under the hall's limit, by window."""
     work = hall.work
@@ -188,7 +194,11 @@ def list_assumptions(hall: CombinedHall) -> list[str]:
     return list(dict.fromkeys(notes))
 
 
-def print_hall(console: Console, hall: CombinedHall, chance: float) -> None:
+def print_hall(
+    console: Console,
+    hall: CombinedHall,
+    chance: float,
+) -> None:
     """Print energy and peaks by level, limits, and what capping does."""
     summary = summarise_hall(hall, chance)
     span = units.show(float(hall.work.seconds), "s", 3)
@@ -273,7 +283,12 @@ def _print_cap(console: Console, cap: CapFigures) -> None:
             console.print(f"  {name}: {figures['lost_progress']:.2%} less progress")
 
 
-def write_hall(hall: CombinedHall, folder: Path, ending: str, chance: float) -> list[Path]:
+def write_hall(
+    hall: CombinedHall,
+    folder: Path,
+    ending: str,
+    chance: float,
+) -> list[Path]:
     """Write series and summary into a folder, and return the files.
 
     ``power`` has the hall, its GPUs, groups and rows; ``racks`` every rack, in means of a minute at

@@ -7,19 +7,33 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+)
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from wattcast import __version__
-from wattcast.core import BadInput, bad_value, units
+from wattcast.core import (
+    BadInput,
+    bad_value,
+    units,
+)
 from wattcast.core.whole_files import write_whole
 from wattcast.hardware.catalogue_reader import load_gpu
 from wattcast.predictor.bundle import bundle_for
 from wattcast.timeseries.hall_combination import CombinedHall, combine_parts
-from wattcast.timeseries.hall_file import HallPlan, IdleKind, RackGroup, ServingLoad, TrainingLoad
+from wattcast.timeseries.hall_file import (
+    HallPlan,
+    IdleKind,
+    RackGroup,
+    ServingLoad,
+    TrainingLoad,
+)
 from wattcast.timeseries.hall_parts import (
     GroupWork,
     HallWork,
@@ -111,7 +125,11 @@ def _count_seconds(plan: HallPlan, span: HallSpan) -> int:
     return max(int(whole_s), 1)
 
 
-def prepare_work(plan: HallPlan, span: HallSpan, tell: ReportProgress) -> HallWork:
+def prepare_work(
+    plan: HallPlan,
+    span: HallSpan,
+    tell: ReportProgress,
+) -> HallWork:
     """Simulate the loads of a hall, and return what its rows need."""
     bin_s = min(span.grid_s, 1.0)
     bin_s = 1.0 / round(1.0 / bin_s)
@@ -131,7 +149,11 @@ def prepare_work(plan: HallPlan, span: HallSpan, tell: ReportProgress) -> HallWo
 
 
 def _prepare_group(
-    plan: HallPlan, group: RackGroup, bin_s: float, seed: int, tell: ReportProgress
+    plan: HallPlan,
+    group: RackGroup,
+    bin_s: float,
+    seed: int,
+    tell: ReportProgress,
 ) -> GroupWork:
     """Simulate the load of a group, with and without the cap."""
     cap_w = None if plan.cap is None else plan.cap.gpu_limit_w
@@ -168,7 +190,11 @@ def prepare_group(plan: HallPlan, group: RackGroup) -> GroupWork:
 
 def check_limits(work: HallWork) -> None:
     """Raise an error where a limit is below what the level draws while all of it idles."""
-    idle_w: dict[str, list[float]] = {"rack": [], "row": [], "hall": [0.0]}
+    idle_w: dict[str, list[float]] = {
+        "rack": [],
+        "row": [],
+        "hall": [0.0],
+    }
     for group in work.groups:
         system = group.group.system
         is_loaded = group.group.load is not IdleKind.COLD
@@ -229,7 +255,11 @@ class PartStore:
 
 
 def _run_in_folder(
-    work: HallWork, grid_s: float, folder: Path, runner: Runner, tell: ReportProgress
+    work: HallWork,
+    grid_s: float,
+    folder: Path,
+    runner: Runner,
+    tell: ReportProgress,
 ) -> CombinedHall:
     """Compute the parts that are missing in a folder, and put all together."""
     store = PartStore(folder, digest_work(work))

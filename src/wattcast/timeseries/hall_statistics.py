@@ -26,7 +26,11 @@ class LevelFigures:
     step_w: float  # largest change from one second to the next
 
 
-def window_means_w(bin_j: Array, bin_s: float, window_s: float) -> Array:
+def window_means_w(
+    bin_j: Array,
+    bin_s: float,
+    window_s: float,
+) -> Array:
     """Return the mean power of whole windows one after another; a rest at the end is left out.
 
     >>> window_means_w(np.array([1.0, 3.0, 5.0]), 1.0, 2.0).tolist()
@@ -62,7 +66,11 @@ def describe_level(series_j: Sequence[Array], bin_s: float) -> LevelFigures:
     )
 
 
-def _largest_change(bin_j: Array, bin_s: float, window_s: float) -> float:
+def _largest_change(
+    bin_j: Array,
+    bin_s: float,
+    window_s: float,
+) -> float:
     """Return the largest change of the mean between neighbouring windows, wherever they begin."""
     bins = max(round(window_s / bin_s), 1)
     if bin_j.shape[-1] < 2 * bins:
@@ -87,7 +95,11 @@ class RackStatistics:
 
 
 def racks_that_fit(
-    hall_w: Array, limit_w: float, racks: RackStatistics, chance: float, most: int = 100_000
+    hall_w: Array,
+    limit_w: float,
+    racks: RackStatistics,
+    chance: float,
+    most: int = 100_000,
 ) -> int:
     """Return how many more racks a limit holds, so that it is passed with this chance at most.
 
@@ -115,7 +127,12 @@ _SCORES = np.linspace(-8.0, 8.0, 3201)
 _TAILS = np.array([1.0 - NormalDist().cdf(score) for score in _SCORES.tolist()])
 
 
-def _chance_of_passing(hall_w: Array, limit_w: float, racks: RackStatistics, count: int) -> float:
+def _chance_of_passing(
+    hall_w: Array,
+    limit_w: float,
+    racks: RackStatistics,
+    count: int,
+) -> float:
     margin_w = limit_w - hall_w - count * racks.mean_w
     spread_w = np.sqrt(np.maximum(count * racks.variance_w2, 1e-12))
     return float(np.interp(margin_w / spread_w, _SCORES, _TAILS).mean())

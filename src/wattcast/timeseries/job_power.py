@@ -12,7 +12,12 @@ from __future__ import annotations
 import numpy as np
 
 from wattcast.core.arrays import Array
-from wattcast.timeseries.power_curve import PowerCurve, StateCodes, join_pieces, state_code
+from wattcast.timeseries.power_curve import (
+    PowerCurve,
+    StateCodes,
+    join_pieces,
+    state_code,
+)
 from wattcast.training.train_job import TrainingResult
 
 MOST_PIECES = 1 << 18  # of a job that is drawn step by step
@@ -66,7 +71,11 @@ def trace_training(result: TrainingResult) -> PowerCurve:
     )
 
 
-def _order_steps(steps: int, every: int, checkpoints: int) -> list[int]:
+def _order_steps(
+    steps: int,
+    every: int,
+    checkpoints: int,
+) -> list[int]:
     """Return the order of steps (0) and checkpoints (1) of a job.
 
     >>> _order_steps(5, 2, 2), _order_steps(3, 2, 2)

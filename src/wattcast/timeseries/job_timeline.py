@@ -14,7 +14,12 @@ import numpy as np
 from wattcast.core.arrays import Array
 from wattcast.timeseries.hall_file import TrainingLoad
 from wattcast.timeseries.job_power import list_step_pieces
-from wattcast.timeseries.power_curve import PowerCurve, StateCodes, join_pieces, state_code
+from wattcast.timeseries.power_curve import (
+    PowerCurve,
+    StateCodes,
+    join_pieces,
+    state_code,
+)
 from wattcast.training.train_job import TrainingResult, train
 
 _RUNNING = state_code("compute")
@@ -52,7 +57,12 @@ class JobTimeline:
         """Return the seconds that the job has run up to each time."""
         return self._seconds_in(_RUNNING, times_s)
 
-    def energy_until(self, steps: JobSteps, down_w: float, times_s: Array) -> Array:
+    def energy_until(
+        self,
+        steps: JobSteps,
+        down_w: float,
+        times_s: Array,
+    ) -> Array:
         """Return the joules of one GPU up to each time."""
         running_s = self.running_until(times_s) + self.phase_s
         count = math.ceil((float(self.begin_s[-1]) + self.phase_s) / steps.step_s) + 1
@@ -65,20 +75,33 @@ class JobTimeline:
         """Return the share of each second in which the job runs; ``seconds`` are edges."""
         return np.asarray(np.diff(self.running_until(seconds)))
 
-    def _seconds_in(self, state: int, times_s: Array) -> Array:
+    def _seconds_in(
+        self,
+        state: int,
+        times_s: Array,
+    ) -> Array:
         spans_s = np.where(self.states == state, np.diff(self.begin_s), 0.0)
         so_far_s = np.concatenate([[0.0], np.cumsum(spans_s)])
         return np.asarray(np.interp(times_s, self.begin_s, so_far_s))
 
 
 def plan_steps(
-    load: TrainingLoad, gpu: str, gpus: int, gpu_limit_w: float | None = None
+    load: TrainingLoad,
+    gpu: str,
+    gpus: int,
+    gpu_limit_w: float | None = None,
 ) -> JobSteps:
     """Return one step of a job on so many GPUs, as ``train`` predicts it."""
     options = dict(load.options)
     if gpu_limit_w is not None:
         options["power_limit"] = gpu_limit_w
-    result = train(load.model, gpu, gpus=gpus, tokens="1T", **options)
+    result = train(
+        load.model,
+        gpu,
+        gpus=gpus,
+        tokens="1T",
+        **options,
+    )
     return _trace_step(result)
 
 
@@ -91,7 +114,11 @@ def _trace_step(result: TrainingResult) -> JobSteps:
     return JobSteps(curve, waiting_w, result.tokens_per_s, result.gpus)
 
 
-def draw_job(load: TrainingLoad, steps: JobSteps, key: tuple[int, ...]) -> JobTimeline:
+def draw_job(
+    load: TrainingLoad,
+    steps: JobSteps,
+    key: tuple[int, ...],
+) -> JobTimeline:
     """Draw a day of a job; the same key gives the same one.
 
     Failures come at random (Poisson) at the rate of all its GPUs together. The job then restarts
@@ -129,7 +156,11 @@ def draw_job(load: TrainingLoad, steps: JobSteps, key: tuple[int, ...]) -> JobTi
     return JobTimeline(begin_s, states, phase_s, lost_s, in_day)
 
 
-def _next_failure(random: np.random.Generator, now_s: float, per_s: float) -> float:
+def _next_failure(
+    random: np.random.Generator,
+    now_s: float,
+    per_s: float,
+) -> float:
     """Return when the next failure comes; never where there are none."""
     if per_s == 0.0:
         return math.inf

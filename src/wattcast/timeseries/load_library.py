@@ -71,7 +71,11 @@ class LoadLibrary:
         """Rate of each stretch."""
         return np.array([stretch.rate_per_s for stretch in self.stretches])
 
-    def average(self, name: str, rates_per_s: Array) -> Array:
+    def average(
+        self,
+        name: str,
+        rates_per_s: Array,
+    ) -> Array:
         """Return a figure of the stretches at other rates, linear between them."""
         figures = [stretch.figures[name] for stretch in self.stretches]
         return np.interp(rates_per_s, self.rates_per_s, figures)
@@ -120,7 +124,11 @@ def choose_rates(least_per_s: float, most_per_s: float) -> list[float]:
 
 
 def _serve_at_rate(
-    load: ServingLoad, gpu: str, rate_per_s: float, seed: int, gpu_limit_w: float | None
+    load: ServingLoad,
+    gpu: str,
+    rate_per_s: float,
+    seed: int,
+    gpu_limit_w: float | None,
 ) -> tuple[ServingResult, int]:
     """Return a run at one rate, and the seconds of it that a stretch takes."""
     wanted_s = HALL.stretch_requests / rate_per_s
@@ -144,7 +152,10 @@ def _serve_at_rate(
 
 
 def _cut_stretch(
-    result: ServingResult, rate_per_s: float, seconds: int, bin_s: float
+    result: ServingResult,
+    rate_per_s: float,
+    seconds: int,
+    bin_s: float,
 ) -> LoadStretch:
     """Return the stretch of a run behind its start, while requests still arrive."""
     run = result.runs[0]
@@ -189,7 +200,10 @@ class BlockDraw:
 
 
 def draw_blocks(
-    library: LoadLibrary, load: ServingLoad, key: tuple[int, ...], last_s: int
+    library: LoadLibrary,
+    load: ServingLoad,
+    key: tuple[int, ...],
+    last_s: int,
 ) -> BlockDraw:
     """Draw the blocks of one replica for a day; the same key gives the same ones."""
     random = np.random.default_rng(key)
@@ -215,7 +229,11 @@ def rate_at(load: ServingLoad, times_s: Array) -> Array:
 
 
 def add_replica(
-    library: LoadLibrary, draw: BlockDraw, begin_s: int, bin_j: Array, working: Array
+    library: LoadLibrary,
+    draw: BlockDraw,
+    begin_s: int,
+    bin_j: Array,
+    working: Array,
 ) -> None:
     """Add one GPU of a replica to joules by bin and to shares at work by second, in place.
 

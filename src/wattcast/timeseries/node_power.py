@@ -21,7 +21,11 @@ from wattcast.core import bad_value
 from wattcast.core.arrays import Array
 from wattcast.hardware.catalogue_reader import load_gpu, load_node
 from wattcast.hardware.gpu import Fabric
-from wattcast.hardware.node_systems import NodeSystem, SupplyClass, load_supply_classes
+from wattcast.hardware.node_systems import (
+    NodeSystem,
+    SupplyClass,
+    load_supply_classes,
+)
 
 PARTS = ("processors", "memory", "network", "drives", "boards", "fans", "supplies")
 _TABLE_POINTS = 257  # of the curves that a series interpolates
@@ -98,7 +102,11 @@ def _between(interval: tuple[float, ...], level: float) -> float:
     return low + level * (high - low)
 
 
-def _host_parts_w(system: NodeSystem, working_share: Array, level: float) -> dict[str, Array]:
+def _host_parts_w(
+    system: NodeSystem,
+    working_share: Array,
+    level: float,
+) -> dict[str, Array]:
     """Return the watts of what a node computes and talks with, besides its GPUs."""
     idle_share = _between(NODE.cpu_idle_share, level)
     busy_share = _between(NODE.cpu_busy_share, level)
@@ -130,7 +138,12 @@ def full_heat_w(system: NodeSystem, level: float = 0.5) -> float:
     return system.gpu_count * limit_w + float(sum(parts.values()))
 
 
-def _fan_w(system: NodeSystem, heat_w: Array, inlet_c: float, level: float) -> Array:
+def _fan_w(
+    system: NodeSystem,
+    heat_w: Array,
+    inlet_c: float,
+    level: float,
+) -> Array:
     """Return the watts of fans.
 
     The flow is what carries the heat away, V = P / (ρ c (T_out - T_in)). Fans run at full speed
@@ -145,7 +158,11 @@ def _fan_w(system: NodeSystem, heat_w: Array, inlet_c: float, level: float) -> A
     return np.asarray(share * full_w * speed**3)
 
 
-def _lost_w(system: NodeSystem, output_w: Array, level: float) -> Array:
+def _lost_w(
+    system: NodeSystem,
+    output_w: Array,
+    level: float,
+) -> Array:
     """Return what the power supplies lose; all share the load."""
     classes = load_supply_classes()
     worst, best = system.supply_classes
@@ -154,7 +171,11 @@ def _lost_w(system: NodeSystem, output_w: Array, level: float) -> Array:
     return np.asarray(best_w + level * (worst_w - best_w))
 
 
-def _class_loss_w(supply: SupplyClass, output_w: Array, rating_w: float) -> Array:
+def _class_loss_w(
+    supply: SupplyClass,
+    output_w: Array,
+    rating_w: float,
+) -> Array:
     """Return the loss that a certificate allows: P (1 / η - 1), linear between its loads.
 
     Without load it is a share of that at the lowest load; beyond the rating the last slope goes on.
@@ -176,7 +197,11 @@ class NodeCurve:
     idle_w: Array  # beyond the GPUs, while none of them works
     working_w: Array  # while all do
 
-    def added_w(self, gpu_w: Array, working_share: Array) -> Array:
+    def added_w(
+        self,
+        gpu_w: Array,
+        working_share: Array,
+    ) -> Array:
         """Return the watts beyond the GPUs, linear in the share of them that work."""
         idle_w = np.interp(gpu_w, self.gpu_w, self.idle_w)
         working_w = np.interp(gpu_w, self.gpu_w, self.working_w)
@@ -184,7 +209,9 @@ class NodeCurve:
 
 
 def tabulate_node(
-    system: NodeSystem, inlet_c: float | None = None, level: float = 0.5
+    system: NodeSystem,
+    inlet_c: float | None = None,
+    level: float = 0.5,
 ) -> NodeCurve:
     """Return the curve of a node, for series of many nodes."""
     limit_w = float(np.max(load_gpu(system.gpus[0]).power.limit_w))

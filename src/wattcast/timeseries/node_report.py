@@ -13,7 +13,11 @@ from wattcast.core import bad_value, units
 from wattcast.hardware.catalogue_reader import load_gpu
 from wattcast.hardware.node_systems import NodeSystem
 from wattcast.report.text_tables import new_table
-from wattcast.timeseries.node_power import NODE, PARTS, node_parts_w
+from wattcast.timeseries.node_power import (
+    NODE,
+    PARTS,
+    node_parts_w,
+)
 
 LEVELS = (0.0, 0.5, 1.0)
 _MOST_OVER_LIMIT = 1.2  # of a card's limit
@@ -54,7 +58,9 @@ class NodeDraw:
 
 
 def describe_node(
-    system: NodeSystem, gpu_w: float | None = None, inlet_c: float | None = None
+    system: NodeSystem,
+    gpu_w: float | None = None,
+    inlet_c: float | None = None,
 ) -> NodeDraw:
     """Return what a node draws while all of its GPUs work at ``gpu_w``; without it, their limit."""
     limit_w = float(np.max(load_gpu(system.gpus[0]).power.limit_w))

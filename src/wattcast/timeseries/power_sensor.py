@@ -46,7 +46,11 @@ class SensorKind(StrEnum):
     COUNTER = "counter"  # steps of the energy counter over the time between them
 
 
-def sensor_window_s(kind: SensorKind, gpu: str, architecture: str) -> float:
+def sensor_window_s(
+    kind: SensorKind,
+    gpu: str,
+    architecture: str,
+) -> float:
     """Return the seconds that a sensor of a card averages over.
 
     >>> sensor_window_s(SensorKind.NVML, "a100-sxm-80gb", "ampere")
@@ -62,7 +66,11 @@ def sensor_window_s(kind: SensorKind, gpu: str, architecture: str) -> float:
     return SENSORS.average_window_s
 
 
-def read_sensor(curves: Sequence[PowerCurve], times_s: Array, window_s: float) -> Array:
+def read_sensor(
+    curves: Sequence[PowerCurve],
+    times_s: Array,
+    window_s: float,
+) -> Array:
     """Return what the sensors of all GPUs show together at each time, in watts."""
     updates = np.floor((times_s - SENSORS.call_s) / SENSORS.update_s)
     end_s = updates * SENSORS.update_s

@@ -155,7 +155,9 @@ def write_columns(path: Path, columns: dict[str, Any]) -> None:
 
 
 def sample_curves(
-    curves: Sequence[PowerCurve], grid_s: float, length_s: float | None = None
+    curves: Sequence[PowerCurve],
+    grid_s: float,
+    length_s: float | None = None,
 ) -> PowerSeries:
     """Return the power of all curves together on a grid.
 

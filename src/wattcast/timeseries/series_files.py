@@ -12,14 +12,25 @@ from wattcast.hardware import Gpu
 from wattcast.options.power_series_options import PowerOutput
 from wattcast.predictor.api import find_gpu
 from wattcast.timeseries.power_curve import PowerCurve
-from wattcast.timeseries.power_sensor import SensorKind, read_sensor, sensor_window_s
-from wattcast.timeseries.power_series import PowerSeries, check_series_path, sample_curves
+from wattcast.timeseries.power_sensor import (
+    SensorKind,
+    read_sensor,
+    sensor_window_s,
+)
+from wattcast.timeseries.power_series import (
+    PowerSeries,
+    check_series_path,
+    sample_curves,
+)
 
 _LONGEST_LOG_S = 1.0  # grid, beyond which a mean and a sensor's reading hardly differ
 
 
 def sample_as_asked(
-    curves: Sequence[PowerCurve], output: PowerOutput, gpu: str | Gpu, length_s: float
+    curves: Sequence[PowerCurve],
+    output: PowerOutput,
+    gpu: str | Gpu,
+    length_s: float,
 ) -> PowerSeries:
     """Return curves on the grid that was asked for, with the sensor that was asked for."""
     if output.power_span_s is not None:
@@ -33,7 +44,10 @@ def sample_as_asked(
 
 
 def write_as_asked(
-    curves: Sequence[PowerCurve], output: PowerOutput, gpu: str | Gpu, length_s: float
+    curves: Sequence[PowerCurve],
+    output: PowerOutput,
+    gpu: str | Gpu,
+    length_s: float,
 ) -> str:
     """Write curves to the file that was asked for, and return a line that describes it."""
     assert output.power_out is not None, "no file was asked for"

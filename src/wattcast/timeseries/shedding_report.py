@@ -5,7 +5,11 @@ from __future__ import annotations
 from rich.console import Console
 
 from wattcast.core import units
-from wattcast.report.figure_style import SERIES_COLOURS, Figure, new_figure
+from wattcast.report.figure_style import (
+    SERIES_COLOURS,
+    Figure,
+    new_figure,
+)
 from wattcast.report.text_tables import new_table
 from wattcast.timeseries.demand_response import DemandResponse, ShedPoint
 
@@ -68,13 +72,32 @@ def draw_response(response: DemandResponse) -> Figure:
         shed_kw = [0.0] + [point.shed_w / 1e3 for point in ordered]
         lost_kwh = [0.0] + [point.lost_j / 3.6e6 for point in ordered]
         colour = SERIES_COLOURS[place % len(SERIES_COLOURS)]
-        axes.plot(shed_kw, lost_kwh, marker="o", ms=4, color=colour, label=f"{group}: {policy}")
+        axes.plot(
+            shed_kw,
+            lost_kwh,
+            marker="o",
+            ms=4,
+            color=colour,
+            label=f"{group}: {policy}",
+        )
         for point in ordered:
             if point.requests_lost >= 1:
                 text = f"{point.requests_lost:,.0f} requests lost"
                 place_at = (point.shed_w / 1e3, point.lost_j / 3.6e6)
-                axes.annotate(text, place_at, fontsize=8, xytext=(4, 4), textcoords="offset points")
-    axes.axvline(response.asked_w / 1e3, color="#000000", ls="--", lw=1.0, label="asked")
+                axes.annotate(
+                    text,
+                    place_at,
+                    fontsize=8,
+                    xytext=(4, 4),
+                    textcoords="offset points",
+                )
+    axes.axvline(
+        response.asked_w / 1e3,
+        color="#000000",
+        ls="--",
+        lw=1.0,
+        label="asked",
+    )
     axes.axhline(0.0, color="#999999", lw=0.8)
     axes.set(xlabel="Power shed (kW)", ylabel="Energy lost (kWh)")
     axes.legend(frameon=False, fontsize=9)

@@ -10,10 +10,19 @@ from wattcast.power.activity import Activity, ActivitySource
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.prediction import Prediction
 from wattcast.report.configuration_view import build_power_trace
-from wattcast.timeseries.power_curve import PowerCurve, StateCodes, join_pieces, state_code
+from wattcast.timeseries.power_curve import (
+    PowerCurve,
+    StateCodes,
+    join_pieces,
+    state_code,
+)
 from wattcast.workload.operator_types import Collective
 
-_PHASE_STATES = {"prefill": "prefill", "decode": "decode", "generate": "prefill"}
+_PHASE_STATES = {
+    "prefill": "prefill",
+    "decode": "decode",
+    "generate": "prefill",
+}
 
 
 def trace_prediction(prediction: Prediction) -> PowerCurve:
@@ -56,7 +65,11 @@ def _find_row_states(prediction: Prediction) -> StateCodes:
     return codes
 
 
-def split_idle_power(bundle: Bundle, gpu: Gpu, clock_hz: float) -> tuple[tuple[str, ...], Array]:
+def split_idle_power(
+    bundle: Bundle,
+    gpu: Gpu,
+    clock_hz: float,
+) -> tuple[tuple[str, ...], Array]:
     """Return the names of the parts of power, and the watts of each on an idle GPU."""
     from wattcast.options.setting_options import SettingOptions
     from wattcast.predictor.run_settings import resolve_settings

@@ -9,15 +9,28 @@ operators, because some of them overlap with compute; they are counted here and 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import (
+    dataclass,
+    fields,
+    replace,
+)
 from functools import lru_cache
 from typing import Any
 
 from wattcast.core import Dtype, bad_value
-from wattcast.options.training_options import ExpertKernels, Recompute, Sharding, TrainingRecipe
+from wattcast.options.training_options import (
+    ExpertKernels,
+    Recompute,
+    Sharding,
+    TrainingRecipe,
+)
 from wattcast.training.training_strategy import TrainingStrategy
 from wattcast.workload.model_catalogue import ModelKind, ModelSpec
-from wattcast.workload.model_options import AttentionMode, OutputHead, SoftwareStack
+from wattcast.workload.model_options import (
+    AttentionMode,
+    OutputHead,
+    SoftwareStack,
+)
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import (
     Attention,
@@ -27,7 +40,11 @@ from wattcast.workload.operator_types import (
     RowReduction,
     Softmax,
 )
-from wattcast.workload.program import PassSettings, ProgramSection, trace_program
+from wattcast.workload.program import (
+    PassSettings,
+    ProgramSection,
+    trace_program,
+)
 from wattcast.workload.symbolic_tensor import TapeEntry, Tensor
 
 SHORT_ROW = 256  # elements of a row, of which a generated kernel reduces several in a block
@@ -136,7 +153,11 @@ def trace_microbatch(
     return MicrobatchWork(tuple(sections), flop * tp / tokens)
 
 
-def _share_experts(dims: Any, tp: int, ep: int) -> Any:
+def _share_experts(
+    dims: Any,
+    tp: int,
+    ep: int,
+) -> Any:
     """Return the sizes of a model whose experts lie on ``ep`` GPUs."""
     experts = getattr(dims, "experts", 0)
     if not experts or experts % ep:
@@ -152,7 +173,10 @@ def _share_experts(dims: Any, tp: int, ep: int) -> Any:
 
 
 def _trace_sections(
-    model: ModelSpec, dims: Any, recipe: TrainingRecipe, sizes: tuple[int, int, int, int]
+    model: ModelSpec,
+    dims: Any,
+    recipe: TrainingRecipe,
+    sizes: tuple[int, int, int, int],
 ) -> list[SectionWork]:
     """Trace the pass; ``sizes`` are the micro-batch, the tokens of a sequence, ``tp`` and
     ``cp``.
@@ -189,7 +213,11 @@ def _trace_sections(
 
 
 def _join_experts(
-    section: SectionWork, dims: Any, recipe: TrainingRecipe, tokens: int, ep: int
+    section: SectionWork,
+    dims: Any,
+    recipe: TrainingRecipe,
+    tokens: int,
+    ep: int,
 ) -> SectionWork:
     """Return a section of experts with what frameworks do beside the model's own arithmetic.
 
@@ -311,7 +339,11 @@ class _ExpertExtras:
 _ACTIVATIONS = ("silu_mul", "gelu_mul", "silu_grad", "gelu_grad", "gelu_tanh_grad")
 
 
-def _share_tokens(section: SectionWork, whole: SectionWork, tp: int) -> SectionWork:
+def _share_tokens(
+    section: SectionWork,
+    whole: SectionWork,
+    tp: int,
+) -> SectionWork:
     """Return a section as one of ``tp`` GPUs runs it that share the tokens wherever they do not
     share the width.
 
@@ -322,7 +354,12 @@ def _share_tokens(section: SectionWork, whole: SectionWork, tp: int) -> SectionW
         if isinstance(op, Elementwise):
             sizes = _divide_sizes(op, ("read", "write", "rows"), tp)
             smaller = {name: max(size, 1) for name, size in sizes.items()}
-            return replace(op, n=max(op.n // tp, 1), run=None, **smaller)
+            return replace(
+                op,
+                n=max(op.n // tp, 1),
+                run=None,
+                **smaller,
+            )
         if isinstance(op, RowReduction):
             smaller = _divide_sizes(op, ("read", "write"), tp)
             return replace(op, rows=max(op.rows // tp, 1), **smaller)
@@ -345,7 +382,11 @@ def _share_tokens(section: SectionWork, whole: SectionWork, tp: int) -> SectionW
     )
 
 
-def _divide_sizes(op: Operator, names: Sequence[str], parts: int) -> dict[str, Any]:
+def _divide_sizes(
+    op: Operator,
+    names: Sequence[str],
+    parts: int,
+) -> dict[str, Any]:
     """Return a part of the sizes of an operator that are not left to their default."""
     sizes: dict[str, Any] = {}
     for name in names:
@@ -483,7 +524,9 @@ def _widen_weights(section: ProgramSection, recipe: TrainingRecipe) -> list[Oper
 
 
 def _generate_kernels(
-    ops: Sequence[Operator], section: ProgramSection, recipe: TrainingRecipe
+    ops: Sequence[Operator],
+    section: ProgramSection,
+    recipe: TrainingRecipe,
 ) -> list[Operator]:
     """Return the kernels that a compiler generates; eager operators stay as they are."""
     if recipe.stack is not SoftwareStack.COMPILED:
@@ -510,7 +553,14 @@ def _as_generated(op: Operator, is_inside_layer: bool) -> Operator:
     is_scattered = isinstance(op, Elementwise) and op.function == "scatter_add"
     if isinstance(op, Elementwise) and is_scattered and is_inside_layer and op.dtype.byte <= 4:
         read = op.n * op.dtype.byte
-        return Elementwise("add", op.n, dtype=op.dtype, read=read, write=op.write, label=op.label)
+        return Elementwise(
+            "add",
+            op.n,
+            dtype=op.dtype,
+            read=read,
+            write=op.write,
+            label=op.label,
+        )
     return op
 
 
@@ -521,11 +571,20 @@ def _fuse_loss(op: Softmax) -> Operator:
     """
     n = op.rows * op.dim
     byte = n * Dtype.BF16.byte
-    return Elementwise("exp", n, dtype=Dtype.BF16, read=2 * byte, write=byte, label=op.label)
+    return Elementwise(
+        "exp",
+        n,
+        dtype=Dtype.BF16,
+        read=2 * byte,
+        write=byte,
+        label=op.label,
+    )
 
 
 def _split_exchanges(
-    entries: Sequence[TapeEntry], cp: int, seq: int
+    entries: Sequence[TapeEntry],
+    cp: int,
+    seq: int,
 ) -> tuple[list[Operator], tuple[Collective, ...]]:
     """Return the operators without collectives, and the collectives.
 
@@ -547,7 +606,9 @@ def _split_exchanges(
 
 
 def copy_operators(
-    section: SectionWork, recipe: TrainingRecipe, gathered: bool
+    section: SectionWork,
+    recipe: TrainingRecipe,
+    gathered: bool,
 ) -> tuple[Operator, ...]:
     """Return the copies of weights and gradients, for one repetition and micro-batch.
 
@@ -559,7 +620,13 @@ def copy_operators(
     trained = section.trained
     copies: list[Operator] = []
     if gathered and weights:
-        copy = Elementwise("copy", weights, dtype=recipe.dtype, count=2, label="gathered weights")
+        copy = Elementwise(
+            "copy",
+            weights,
+            dtype=recipe.dtype,
+            count=2,
+            label="gathered weights",
+        )
         copies.append(copy)
     if trained:
         sum_byte = 0 if gathered else recipe.gradient_byte
@@ -592,7 +659,9 @@ class TrainingMemory:
 
 
 def measure_memory(
-    work: MicrobatchWork, recipe: TrainingRecipe, strategy: TrainingStrategy
+    work: MicrobatchWork,
+    recipe: TrainingRecipe,
+    strategy: TrainingStrategy,
 ) -> TrainingMemory:
     """Return the memory of the fullest pipeline stage.
 
@@ -606,7 +675,10 @@ def measure_memory(
 
 
 def _measure_stage(
-    work: MicrobatchWork, recipe: TrainingRecipe, strategy: TrainingStrategy, stage: int
+    work: MicrobatchWork,
+    recipe: TrainingRecipe,
+    strategy: TrainingStrategy,
+    stage: int,
 ) -> TrainingMemory:
     """Return the memory of a GPU of one pipeline stage."""
     flight = 1.0 * min(strategy.pp - stage, strategy.accumulation)
@@ -674,7 +746,10 @@ def _recomputed_byte(work: MicrobatchWork, strategy: TrainingStrategy) -> float:
 
 
 def _passing_byte(
-    work: MicrobatchWork, recipe: TrainingRecipe, strategy: TrainingStrategy, stage: int
+    work: MicrobatchWork,
+    recipe: TrainingRecipe,
+    strategy: TrainingStrategy,
+    stage: int,
 ) -> float:
     """Return what is alive inside one section at most, gathered weights included."""
     passing_byte = 0

@@ -6,19 +6,30 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from wattcast.core import Dtype
-from wattcast.options.training_options import STATE_BYTE, Optimizer, Sharding, TrainingRecipe
+from wattcast.options.training_options import (
+    STATE_BYTE,
+    Optimizer,
+    Sharding,
+    TrainingRecipe,
+)
 from wattcast.training.microbatch import MicrobatchWork, SectionWork
 from wattcast.training.training_strategy import TrainingStrategy
 from wattcast.workload.graph import Block, Graph
 from wattcast.workload.operator_base import Operator
-from wattcast.workload.operator_types import Elementwise, Layout, Linear
+from wattcast.workload.operator_types import (
+    Elementwise,
+    Layout,
+    Linear,
+)
 from wattcast.workload.program import optimiser_block
 
 NEWTON_SCHULZ = 5  # iterations of Muon
 
 
 def optimiser_graph(
-    work: MicrobatchWork, recipe: TrainingRecipe, strategy: TrainingStrategy
+    work: MicrobatchWork,
+    recipe: TrainingRecipe,
+    strategy: TrainingStrategy,
 ) -> Graph:
     """Return the optimiser's work on the weights that one GPU updates.
 
@@ -136,7 +147,11 @@ class _MatrixUpdate:
         moment = STATE_BYTE[Optimizer.MUON] * weight / 4
         crossed: dict[str, Any] = {}
         if self.rows > self.columns:
-            crossed = {"layout": Layout.TRANSPOSED, "rows": n, "run": 1}
+            crossed = {
+                "layout": Layout.TRANSPOSED,
+                "rows": n,
+                "run": 1,
+            }
         ops: list[Operator] = [
             self._walk("add", gradient + moment, moment),
             self._walk("add", gradient + moment, gradient),
@@ -154,7 +169,14 @@ class _MatrixUpdate:
         ]
         for sizes in ((m, m, n), (m, m, m), (m, n, m)):
             label = "newton-schulz"
-            ops.append(Linear(*sizes, dtype=Dtype.BF16, count=NEWTON_SCHULZ, label=label))
+            ops.append(
+                Linear(
+                    *sizes,
+                    dtype=Dtype.BF16,
+                    count=NEWTON_SCHULZ,
+                    label=label,
+                )
+            )
         return ops
 
     @property

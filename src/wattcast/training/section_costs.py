@@ -11,16 +11,30 @@ import numpy as np
 from wattcast.core import Dtype
 from wattcast.core.arrays import Array
 from wattcast.hardware import Gpu, OperatingPoint
-from wattcast.options.training_options import NVFP4_BIT, ExpertKernels, Recompute, TrainingRecipe
+from wattcast.options.training_options import (
+    NVFP4_BIT,
+    ExpertKernels,
+    Recompute,
+    TrainingRecipe,
+)
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.prediction import Prediction, predict_graphs
-from wattcast.training.microbatch import MicrobatchWork, SectionWork, copy_operators
+from wattcast.training.microbatch import (
+    MicrobatchWork,
+    SectionWork,
+    copy_operators,
+)
 from wattcast.training.training_coefficients import TRAINING
 from wattcast.training.training_strategy import TrainingStrategy
 from wattcast.workload.engine_operators import BlockProduct, ScaledProduct
 from wattcast.workload.graph import Block, Graph
 from wattcast.workload.operator_base import Operator
-from wattcast.workload.operator_types import Attention, Bmm, Elementwise, Linear
+from wattcast.workload.operator_types import (
+    Attention,
+    Bmm,
+    Elementwise,
+    Linear,
+)
 
 CLOCK_SHARES = np.linspace(0.4, 1.0, 13)  # of the top clock, between which a step is interpolated
 _NO_LIMIT_W = 1e6
@@ -105,7 +119,11 @@ def cost_microbatches(
     return costs
 
 
-def _list_passes(section: SectionWork, recipe: TrainingRecipe, gpu: Gpu) -> list[Graph]:
+def _list_passes(
+    section: SectionWork,
+    recipe: TrainingRecipe,
+    gpu: Gpu,
+) -> list[Graph]:
     """Return the graphs of a section in the order of the fields of ``SectionCost``."""
     passes = (
         section.forward,
@@ -135,7 +153,11 @@ def _sum_pass(prediction: Prediction, attention_slowdown: float) -> Array:
     return cost
 
 
-def _as_launched(op: Operator, recipe: TrainingRecipe, gpu: Gpu) -> tuple[Operator, ...]:
+def _as_launched(
+    op: Operator,
+    recipe: TrainingRecipe,
+    gpu: Gpu,
+) -> tuple[Operator, ...]:
     """Return a product as it runs.
 
     There is one for each expert where they are separate. Tables of Blackwell cards have the
@@ -148,7 +170,16 @@ def _as_launched(op: Operator, recipe: TrainingRecipe, gpu: Gpu) -> tuple[Operat
     if isinstance(op, Linear | Bmm) and is_narrow and recipe.product_dtype is Dtype.FP4:
         return _cast_to_nvfp4(op, recipe)
     if isinstance(op, Linear) and is_narrow and gpu.architecture == "blackwell":
-        return (ScaledProduct(op.m, op.n, op.k, dtype=Dtype.FP8, count=op.count, label=op.label),)
+        return (
+            ScaledProduct(
+                op.m,
+                op.n,
+                op.k,
+                dtype=Dtype.FP8,
+                count=op.count,
+                label=op.label,
+            ),
+        )
     return (op,)
 
 
@@ -175,13 +206,33 @@ def _cast_to_nvfp4(op: Linear | Bmm, recipe: TrainingRecipe) -> tuple[Operator, 
     """
     times = op.count * (op.b if isinstance(op, Bmm) else 1)
     product = BlockProduct(
-        op.m, op.n, op.k, bit=NVFP4_BIT, dtype=Dtype.FP4, count=times, label=op.label
+        op.m,
+        op.n,
+        op.k,
+        bit=NVFP4_BIT,
+        dtype=Dtype.FP4,
+        count=times,
+        label=op.label,
     )
     if op.turned:  # of a weight's gradient, whose operands are cast already
         return (product,)
     n = op.m * op.k
     narrow_byte = int(n * NVFP4_BIT / 8)
     dtype = recipe.dtype
-    largest = Elementwise("abs", n, dtype=dtype, write=0, count=times, label="largest value")
-    cast = Elementwise("scale", n, dtype=dtype, write=narrow_byte, count=2 * times, label="cast")
+    largest = Elementwise(
+        "abs",
+        n,
+        dtype=dtype,
+        write=0,
+        count=times,
+        label="largest value",
+    )
+    cast = Elementwise(
+        "scale",
+        n,
+        dtype=dtype,
+        write=narrow_byte,
+        count=2 * times,
+        label="cast",
+    )
     return product, largest, cast

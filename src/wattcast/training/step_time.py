@@ -14,7 +14,11 @@ the other strategies travel during the last backward pass.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import (
+    dataclass,
+    field,
+    fields,
+)
 from statistics import NormalDist
 
 import numpy as np
@@ -48,9 +52,19 @@ class ClusterLinks:
     """Seconds of collectives among GPUs of a kind in their nodes, each computed once."""
 
     gpu: Gpu
-    _seconds: dict[Collective, float] = field(default_factory=dict, repr=False, compare=False)
+    _seconds: dict[Collective, float] = field(
+        default_factory=dict,
+        repr=False,
+        compare=False,
+    )
 
-    def exchange_s(self, collective: str, byte: float, gpus: int, stride: int = 1) -> float:
+    def exchange_s(
+        self,
+        collective: str,
+        byte: float,
+        gpus: int,
+        stride: int = 1,
+    ) -> float:
         """Return the seconds of a collective over ``byte`` of every GPU's whole buffer."""
         if gpus <= 1 or byte <= 0:
             return 0.0
@@ -104,7 +118,11 @@ class StepTime:
         end = self._interpolate(limit_w, self.end_j / self.end_s)
         return _join_parts(start, end)
 
-    def _interpolate(self, limit_w: Array | float, power_w: Array) -> dict[str, Array]:
+    def _interpolate(
+        self,
+        limit_w: Array | float,
+        power_w: Array,
+    ) -> dict[str, Array]:
         """Return all columns at the clock where ``power_w`` meets the limit."""
         rising_w = np.maximum.accumulate(power_w)
         columns = {}
@@ -239,7 +257,10 @@ class StageCosts:
 
 
 def cost_stages(
-    cost: MicrobatchCost, recipe: TrainingRecipe, strategy: TrainingStrategy, links: ClusterLinks
+    cost: MicrobatchCost,
+    recipe: TrainingRecipe,
+    strategy: TrainingStrategy,
+    links: ClusterLinks,
 ) -> StageCosts:
     """Return what one micro-batch costs on each pipeline stage."""
     times = []
@@ -351,7 +372,9 @@ class _SectionTimer:
         return gather_s, scatter_s
 
     def _add_experts(
-        self, forward_s: tuple[Array, Array], backward_s: tuple[Array, Array]
+        self,
+        forward_s: tuple[Array, Array],
+        backward_s: tuple[Array, Array],
     ) -> tuple[Array, Array]:
         """Return both passes with the exchange of tokens between experts and the host's launches.
 
@@ -384,7 +407,10 @@ def host_byte_per_s(gpu: Gpu) -> float:
 
 
 def _layers_here(
-    work: MicrobatchWork, section: SectionWork, stage: int, strategy: TrainingStrategy
+    work: MicrobatchWork,
+    section: SectionWork,
+    stage: int,
+    strategy: TrainingStrategy,
 ) -> float:
     """Return how many repetitions of a section a stage has: layers evenly, the ends at the ends.
 
@@ -398,7 +424,9 @@ def _layers_here(
 
 
 def overlapped_s(
-    compute_s: Array, exchange_s: Array | float, slowed: float = TRAINING.compute_slowed
+    compute_s: Array,
+    exchange_s: Array | float,
+    slowed: float = TRAINING.compute_slowed,
 ) -> Array:
     """Return the time of compute with an exchange beside it.
 
@@ -462,7 +490,12 @@ def _sum_exchanges_s(exchanges: Sequence[Collective], links: ClusterLinks) -> fl
     return sum(links.exchange_s(op.collective, op.bytes, op.gpus) for op in exchanges)
 
 
-def _exposed_swap_s(compute_s: Array, swap_s: float, overlap: float, slowed: float) -> Array:
+def _exposed_swap_s(
+    compute_s: Array,
+    swap_s: float,
+    overlap: float,
+    slowed: float,
+) -> Array:
     """Return what an exchange of experts adds to the compute of another batch.
 
     The share ``overlap`` of the exchange is hidden.
@@ -472,7 +505,10 @@ def _exposed_swap_s(compute_s: Array, swap_s: float, overlap: float, slowed: flo
 
 
 def _expert_swap_s(
-    section: SectionWork, recipe: TrainingRecipe, strategy: TrainingStrategy, links: ClusterLinks
+    section: SectionWork,
+    recipe: TrainingRecipe,
+    strategy: TrainingStrategy,
+    links: ClusterLinks,
 ) -> float:
     """Return the seconds in which tokens reach their experts on ``ep`` neighbouring GPUs.
 

@@ -5,14 +5,24 @@ what it costs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import (
+    dataclass,
+    field,
+    fields,
+    replace,
+)
 from functools import partial
 from pathlib import Path
 from typing import Unpack, overload
 
 import numpy as np
 
-from wattcast.core import BadInput, Dtype, bad_value, units
+from wattcast.core import (
+    BadInput,
+    Dtype,
+    bad_value,
+    units,
+)
 from wattcast.core.arrays import Array
 from wattcast.core.units import show_plain
 from wattcast.core.user_results import ResultList, UserResult
@@ -29,13 +39,25 @@ from wattcast.options.training_options import (
     TrainingRecipe,
 )
 from wattcast.options.verb_options import ParsedOptions
-from wattcast.predictor.api import SeveralGpus, find_bundle, find_gpu
+from wattcast.predictor.api import (
+    SeveralGpus,
+    find_bundle,
+    find_gpu,
+)
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.prediction import predict_graphs
 from wattcast.predictor.prices import Prices, read_prices
 from wattcast.predictor.run_settings import resolve_settings
-from wattcast.predictor.runnable_checks import FORCE, check_context, check_power_limit
-from wattcast.training import section_costs, step_time, training_strategy
+from wattcast.predictor.runnable_checks import (
+    FORCE,
+    check_context,
+    check_power_limit,
+)
+from wattcast.training import (
+    section_costs,
+    step_time,
+    training_strategy,
+)
 from wattcast.training.microbatch import (
     MicrobatchWork,
     TrainingMemory,
@@ -45,7 +67,11 @@ from wattcast.training.microbatch import (
 from wattcast.training.optimiser_work import optimiser_graph
 from wattcast.training.training_coefficients import TRAINING
 from wattcast.training.training_strategy import TrainingStrategy
-from wattcast.workload.model_catalogue import ModelKind, ModelSpec, load_model
+from wattcast.workload.model_catalogue import (
+    ModelKind,
+    ModelSpec,
+    load_model,
+)
 from wattcast.workload.model_options import (
     count_positions,
 )
@@ -275,19 +301,25 @@ class TrainingResult(UserResult):
 
 @overload
 def train(
-    model: str | ModelSpec, gpu: str | Path | Gpu, **options: Unpack[TrainKeywords]
+    model: str | ModelSpec,
+    gpu: str | Path | Gpu,
+    **options: Unpack[TrainKeywords],
 ) -> TrainingResult: ...
 
 
 @overload
 def train(
-    model: str | ModelSpec, gpu: SeveralGpus, **options: Unpack[TrainKeywords]
+    model: str | ModelSpec,
+    gpu: SeveralGpus,
+    **options: Unpack[TrainKeywords],
 ) -> ResultList[TrainingResult]: ...
 
 
 @TRAIN.sign
 def train(
-    model: str | ModelSpec, gpu: str | Path | Gpu | SeveralGpus, **options: Unpack[TrainKeywords]
+    model: str | ModelSpec,
+    gpu: str | Path | Gpu | SeveralGpus,
+    **options: Unpack[TrainKeywords],
 ) -> TrainingResult | ResultList[TrainingResult]:
     """Predict a training job; what is not given is chosen so that it fits and takes the least time,
     energy or money. With a list of GPUs, return a result for each kind.
@@ -373,7 +405,10 @@ def train(
 
 
 def _make_score(
-    minimise: str, gpu: str, host_share: float, prices: Prices
+    minimise: str,
+    gpu: str,
+    host_share: float,
+    prices: Prices,
 ) -> Callable[[Candidate], float]:
     """Return a function of what a sequence takes of the time, energy or money that is minimised."""
 
@@ -391,7 +426,11 @@ def _make_score(
     return score
 
 
-def _set_up_job(spec: ModelSpec, chip: Gpu, chosen: ParsedOptions) -> JobSetting:
+def _set_up_job(
+    spec: ModelSpec,
+    chip: Gpu,
+    chosen: ParsedOptions,
+) -> JobSetting:
     """Return what a job trains and how, on which GPU, in which node, at which clock."""
     order = chosen[TrainingJob]
     recipe = chosen[TrainingRecipe]
@@ -437,7 +476,11 @@ def _share_of_failures(gpus: int, losses: JobLosses) -> float:
 
 
 def _count_steps(
-    tokens: float, step_tokens: float, padding: float, pause_share: float, failure_share: float
+    tokens: float,
+    step_tokens: float,
+    padding: float,
+    pause_share: float,
+    failure_share: float,
 ) -> float:
     """Return the steps of a job; pauses and work that failures repeat count as steps.
 
@@ -458,7 +501,9 @@ def _count_checkpoints(steps: float, every: int) -> int:
 
 
 def _make_lister(
-    job: JobSetting, order: TrainingJob, sharing: GpuSharing
+    job: JobSetting,
+    order: TrainingJob,
+    sharing: GpuSharing,
 ) -> Callable[[int], list[TrainingStrategy]]:
     """Return what lists the strategies of so many GPUs that the options leave open."""
     if sharing.recompute is not None:
@@ -487,7 +532,9 @@ def _make_lister(
 
 
 def _evaluate_strategies(
-    job: JobSetting, strategies: Sequence[TrainingStrategy], force: bool
+    job: JobSetting,
+    strategies: Sequence[TrainingStrategy],
+    force: bool,
 ) -> list[Candidate]:
     """Check the memory of every strategy, and time those that may be the best."""
     works = [job.trace(strategy) for strategy in strategies]
@@ -549,7 +596,9 @@ def _time_strategies(
 
 
 def _choose_timed(
-    strategies: Sequence[TrainingStrategy], memories: Sequence[TrainingMemory], usable_byte: float
+    strategies: Sequence[TrainingStrategy],
+    memories: Sequence[TrainingMemory],
+    usable_byte: float,
 ) -> set[TrainingStrategy]:
     """Return the strategies that fit and may be best.
 
@@ -560,7 +609,12 @@ def _choose_timed(
     groups: dict[TrainingStrategy, dict[Recompute, list[TrainingStrategy]]] = {}
     for strategy, memory in zip(strategies, memories, strict=True):
         if memory.total_byte <= usable_byte:
-            group_key = replace(strategy, micro_batch=1, accumulation=1, recompute=Recompute.NONE)
+            group_key = replace(
+                strategy,
+                micro_batch=1,
+                accumulation=1,
+                recompute=Recompute.NONE,
+            )
             group = groups.setdefault(group_key, {})
             group.setdefault(strategy.recompute, []).append(strategy)
     timed: set[TrainingStrategy] = set()
@@ -580,7 +634,9 @@ def _two_largest(strategies: Sequence[TrainingStrategy]) -> list[TrainingStrateg
 
 
 def _say_why(
-    candidates: Sequence[Candidate], minimise: str, score: Callable[[Candidate], float]
+    candidates: Sequence[Candidate],
+    minimise: str,
+    score: Callable[[Candidate], float],
 ) -> str:
     """Return among how many ways a strategy is the best, and how much more the next one takes."""
     if len(candidates) < 2:
@@ -593,7 +649,11 @@ def _say_why(
 
 
 def _trade_curve(
-    job: JobSetting, swept: step_time.StepTime, gpus: int, steps: float, checkpoints_s: float
+    job: JobSetting,
+    swept: step_time.StepTime,
+    gpus: int,
+    steps: float,
+    checkpoints_s: float,
 ) -> tuple[tuple[float, float, float, float], ...]:
     """Return clock, hours and kWh of the GPUs at several power limits, that of the job first."""
     limit_w = job.limit_w
@@ -634,7 +694,10 @@ def _slack_kwh(
 
 
 def relative_interval(
-    cost: section_costs.MicrobatchCost, step: step_time.StepTime, gpus: int, node_gpus: int
+    cost: section_costs.MicrobatchCost,
+    step: step_time.StepTime,
+    gpus: int,
+    node_gpus: int,
 ) -> tuple[float, float]:
     """Return the ends of the step time over the prediction.
 
@@ -673,7 +736,11 @@ def _explain_misfit(
     """Return an error with the memory of the leanest way, and with changes that make it fit."""
     leanest = min(candidates, key=lambda candidate: candidate.memory.total_byte)
 
-    def fits(recipe: TrainingRecipe = job.recipe, length: int = job.length, n: int = gpus) -> bool:
+    def fits(
+        recipe: TrainingRecipe = job.recipe,
+        length: int = job.length,
+        n: int = gpus,
+    ) -> bool:
         try:
             ways = list_ways(n)
         except BadInput:  # a batch or a layout that so many GPUs cannot share
@@ -722,7 +789,11 @@ def _fits_somehow(job: JobSetting, ways: Sequence[TrainingStrategy]) -> bool:
 
 
 def _list_assumptions(
-    job: JobSetting, best: Candidate, gpus: int, free_batch: bool, host_share: float
+    job: JobSetting,
+    best: Candidate,
+    gpus: int,
+    free_batch: bool,
+    host_share: float,
 ) -> tuple[str, ...]:
     recipe = job.recipe
     node = job.links.gpu.node

@@ -11,10 +11,25 @@ from rich.table import Table
 
 from wattcast.core import units
 from wattcast.core.units import show_plain
-from wattcast.predictor.answer_lines import AnswerLine, count_digits, round_number, span_numbers
+from wattcast.predictor.answer_lines import (
+    AnswerLine,
+    count_digits,
+    round_number,
+    span_numbers,
+)
 from wattcast.predictor.prediction_json import take_fields
-from wattcast.report.figure_style import SERIES_COLOURS, Axes, Figure, add_caption, new_figure
-from wattcast.report.text_tables import new_table, print_answers, print_notes
+from wattcast.report.figure_style import (
+    SERIES_COLOURS,
+    Axes,
+    Figure,
+    add_caption,
+    new_figure,
+)
+from wattcast.report.text_tables import (
+    new_table,
+    print_answers,
+    print_notes,
+)
 from wattcast.training.train_job import TrainingResult
 from wattcast.training.training_coefficients import TRAINING
 
@@ -93,7 +108,13 @@ def power_over_step(result: TrainingResult) -> list[dict[str, float | str]]:
     for part in _PARTS:
         length_s = float(getattr(step, f"{part}_s"))
         if length_s > 0.0:
-            parts.append({"part": part, "length_s": length_s, "power_w": power_w[part]})
+            parts.append(
+                {
+                    "part": part,
+                    "length_s": length_s,
+                    "power_w": power_w[part],
+                }
+            )
     return parts
 
 
@@ -106,7 +127,10 @@ def recommend_limit(result: TrainingResult) -> float:
 
 
 def print_training(
-    console: Console, result: TrainingResult, details: bool = False, search: bool = False
+    console: Console,
+    result: TrainingResult,
+    details: bool = False,
+    search: bool = False,
 ) -> None:
     """Print the answer, then the step, the memory, the trade of a power limit and assumptions."""
     summary = summarise_training(result)
@@ -231,11 +255,22 @@ def _draw_step(axes: Axes, result: TrainingResult) -> None:
         length_s = float(part["length_s"])
         power_kw = float(part["power_w"]) / 1e3
         label = str(part["part"])
-        axes.bar(begin_s, power_kw, width=length_s, align="edge", color=colour, label=label)
+        axes.bar(
+            begin_s,
+            power_kw,
+            width=length_s,
+            align="edge",
+            color=colour,
+            label=label,
+        )
         begin_s += length_s
     axes.set(xlabel="Time in a step (s)", ylabel="Power of all GPUs (kW)")
     axes.margins(y=0.25)
-    axes.legend(frameon=False, loc="upper right", ncols=2)
+    axes.legend(
+        frameon=False,
+        loc="upper right",
+        ncols=2,
+    )
 
 
 def _draw_trade(axes: Axes, result: TrainingResult) -> None:
@@ -246,7 +281,11 @@ def _draw_trade(axes: Axes, result: TrainingResult) -> None:
         place = (hour, energy)
         axes.annotate(f"{limit_w:.0f} W", place, textcoords="offset points", xytext=(6, 6))
     best = limits_w.tolist().index(recommend_limit(result))
-    ring: dict[str, Any] = {"ms": 11, "mfc": "none", "color": SERIES_COLOURS[1]}
+    ring: dict[str, Any] = {
+        "ms": 11,
+        "mfc": "none",
+        "color": SERIES_COLOURS[1],
+    }
     axes.plot(hours[best], kwh[best], "o", label="recommended", **ring)
     axes.set(xlabel="Time (h)", ylabel="Energy of the GPUs (kWh)")
     axes.legend(frameon=False)

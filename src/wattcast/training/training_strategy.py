@@ -95,7 +95,12 @@ def list_strategies(
         replicas, unused = divmod(gpus, width * stages * given.cp)
         if unused:
             continue
-        shared = replace(given, dp=replicas, tp=width, pp=stages)
+        shared = replace(
+            given,
+            dp=replicas,
+            tp=width,
+            pp=stages,
+        )
         sequences = max(-(-batch // replicas), 1) * replicas if free_batch else batch
         shardings = [sharding] if sharding else _list_shardings(shared)
         sizes = [micro_batch] if micro_batch else list(MICRO_BATCHES)

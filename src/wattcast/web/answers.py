@@ -19,7 +19,12 @@ import msgspec
 import numpy as np
 
 from wattcast import __version__, hardware
-from wattcast.core import BadInput, Dtype, bad_value, clip_text
+from wattcast.core import (
+    BadInput,
+    Dtype,
+    bad_value,
+    clip_text,
+)
 from wattcast.core.errors import WattcastError
 from wattcast.core.strict_files import decode_json, encode_csv
 from wattcast.hardware import Gpu, OperatingPoint
@@ -28,7 +33,11 @@ from wattcast.predictor.answer_lines import rank_assumptions
 from wattcast.predictor.bundle import bundle_for, fit_status
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.prediction import Prediction
-from wattcast.predictor.prediction_json import PredictionOut, predictions_to_output, take_fields
+from wattcast.predictor.prediction_json import (
+    PredictionOut,
+    predictions_to_output,
+    take_fields,
+)
 from wattcast.predictor.prediction_values import OperatorShare
 from wattcast.predictor.prices import parse_prices
 from wattcast.predictor.runnable_checks import check_power_limit
@@ -37,7 +46,11 @@ from wattcast.report.comparison import compare_runs, summarise_prediction
 from wattcast.report.comparison_report import comparison_to_plain, write_sentence
 from wattcast.report.figure_style import check_figure_format, encode_figure
 from wattcast.report.html_report import build_report_page
-from wattcast.report.prediction_figures import draw_clock_curves, draw_figure, find_roofs
+from wattcast.report.prediction_figures import (
+    draw_clock_curves,
+    draw_figure,
+    find_roofs,
+)
 from wattcast.serving.capacity_plan import plan
 from wattcast.serving.engine_simulator import limit_events
 from wattcast.serving.simulate_serving import simulate
@@ -50,7 +63,11 @@ from wattcast.workload.build_model import count_parameters
 from wattcast.workload.graph import Graph
 from wattcast.workload.model_catalogue import ModelSpec
 from wattcast.workload.model_options import ModelOptions
-from wattcast.workload.readers import from_huggingface, from_json, from_profiler
+from wattcast.workload.readers import (
+    from_huggingface,
+    from_json,
+    from_profiler,
+)
 
 MOST_OPS = 24
 MOST_POINTS = 240  # of a curve over time
@@ -287,7 +304,11 @@ def operators_to_csv(seen: Sequence[configuration_view.ConfigurationView]) -> by
 JSON = "application/json"
 CSV = "text/csv; charset=utf-8"
 HTML = "text/html; charset=utf-8"
-TYPES = {"svg": "image/svg+xml", "png": "image/png", "pdf": "application/pdf"}
+TYPES = {
+    "svg": "image/svg+xml",
+    "png": "image/png",
+    "pdf": "application/pdf",
+}
 MOST_OPERATORS = 20_000  # entries of an uploaded list, repeats not counted
 MOST_EVENTS = 100_000  # of all simulations of a request, some five seconds
 
@@ -416,7 +437,11 @@ def _answer_simulate(asked: request_schema.SimulationRequest) -> dict[str, Any]:
     columns = {
         name: found.mean_over_time(name, start_s) for name in ("waiting", "decodes", "cache_use")
     }
-    over_time = {"start_s": start_s, "power_w": power_w, **columns}
+    over_time = {
+        "start_s": start_s,
+        "power_w": power_w,
+        **columns,
+    }
     return found.summarise() | {
         "over_time": {name: values.tolist() for name, values in over_time.items()}
     }
@@ -461,7 +486,12 @@ def _view_of(asked: request_schema.Configuration) -> configuration_view.Configur
     given: Any = {name: value for name, value in _library_keywords(asked).items() if name in names}
     # ``force``: the page says what does not fit
     seen = configuration_view.view_configuration(
-        work, gpu, options, **given, bundle=bundle, force=True
+        work,
+        gpu,
+        options,
+        **given,
+        bundle=bundle,
+        force=True,
     )
     return replace(seen, prediction=replace(seen.prediction, prices=parse_prices(**asked.prices())))
 

@@ -8,7 +8,11 @@ declarations. A mistake comes back as the sentence that the command line prints.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +22,11 @@ from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
 
 import wattcast
-from wattcast.core.errors import WattcastError, bad_value, check_names
+from wattcast.core.errors import (
+    WattcastError,
+    bad_value,
+    check_names,
+)
 from wattcast.core.option_declaration import DeclaredOption
 from wattcast.core.user_results import UserResult
 from wattcast.options.exploring_options import EXPLORE
@@ -90,7 +98,11 @@ def describe_option(declared: DeclaredOption) -> Schema:
     return schema
 
 
-def _compare(a: str, b: str, **options: Any) -> UserResult:
+def _compare(
+    a: str,
+    b: str,
+    **options: Any,
+) -> UserResult:
     return wattcast.compare(a, b, **options)
 
 
@@ -133,7 +145,11 @@ TOOLS: dict[str, AssistantTool] = {
         "Predict every combination of GPUs, options, clocks and power limits, and name the best. "
         'Each of vary is such as "clock=all", "batch=1,8,64" or "power_limit=300W,500W".',
         lambda **arguments: wattcast.explore(**arguments),
-        {"workload": _MODEL, "gpu": _GPU, "vary": {"type": "array", "items": _TEXT}},
+        {
+            "workload": _MODEL,
+            "gpu": _GPU,
+            "vary": {"type": "array", "items": _TEXT},
+        },
         EXPLORE,
     ),
     "compare": AssistantTool(
@@ -192,7 +208,11 @@ def make_server() -> Server[Any]:
 
     async def list_tools(_: Any, __: Any) -> types.ListToolsResult:
         tools = [
-            types.Tool(name=name, description=tool.purpose, input_schema=tool.schema)
+            types.Tool(
+                name=name,
+                description=tool.purpose,
+                input_schema=tool.schema,
+            )
             for name, tool in TOOLS.items()
         ]
         return types.ListToolsResult(tools=tools)

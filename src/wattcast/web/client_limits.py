@@ -15,7 +15,12 @@ import logging
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Iterable,
+    Sequence,
+)
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -156,7 +161,11 @@ class TrustedProxies:
             return False
         return any(address in network for network in self._networks)
 
-    def find_client(self, peer: str, forwarded: Iterable[str]) -> str:
+    def find_client(
+        self,
+        peer: str,
+        forwarded: Iterable[str],
+    ) -> str:
         """Return the address of the client: the last that ``X-Forwarded-For`` names and no proxy of
         ours has.
 
@@ -198,7 +207,11 @@ class ClientSlots:
         self._clients: WeakValueDictionary[str, _Slots] = WeakValueDictionary()
 
     @contextlib.asynccontextmanager
-    async def running(self, host: str, large: bool) -> AsyncIterator[None]:
+    async def running(
+        self,
+        host: str,
+        large: bool,
+    ) -> AsyncIterator[None]:
         """Wait until this request of a client may run; ClientBusy when that takes too long."""
         slots = self._clients.setdefault(client_key(host), _Slots())
         async with contextlib.AsyncExitStack() as stack:
@@ -237,7 +250,11 @@ class ConnectionTable:
     def __len__(self) -> int:
         return len(self._all)
 
-    def add(self, host: str, connection: Any) -> bool:
+    def add(
+        self,
+        host: str,
+        connection: Any,
+    ) -> bool:
         """Take a connection in; False where there is no room for it and none that may be closed."""
         key = client_key(host)
         siblings = self._open.get(key, {})
@@ -253,7 +270,11 @@ class ConnectionTable:
         self._all[connection] = None
         return True
 
-    def remove(self, host: str, connection: Any) -> None:
+    def remove(
+        self,
+        host: str,
+        connection: Any,
+    ) -> None:
         """Forget a connection that is closed."""
         self._all.pop(connection, None)
         key = client_key(host)
@@ -271,7 +292,9 @@ class ConnectionTable:
 
 
 def make_protocol(
-    table: ConnectionTable, header_s: float = HEADER_S, unread_s: float = UNREAD_S
+    table: ConnectionTable,
+    header_s: float = HEADER_S,
+    unread_s: float = UNREAD_S,
 ) -> type[asyncio.Protocol]:
     """Return uvicorn's HTTP protocol with limits on connections, and on the time a client lets it
     wait.

@@ -8,12 +8,23 @@ import asyncio
 import contextlib
 import gzip
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Sequence,
+)
 from typing import Annotated, Any
 
 import msgspec
 import uvicorn
-from fastapi import FastAPI, Query, Request, Response
+from fastapi import (
+    FastAPI,
+    Query,
+    Request,
+    Response,
+)
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import StreamingResponse
@@ -21,13 +32,29 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import (
+    ASGIApp,
+    Message,
+    Receive,
+    Scope,
+    Send,
+)
 
 from wattcast import __version__
 from wattcast.core import files
 from wattcast.predictor.prediction_json import PredictOut
-from wattcast.web import answers, client_limits, worker_pool
-from wattcast.web.live_stream import Feed, FeedInfo, FeedWatchers, TooManyStreams, recorded_feed
+from wattcast.web import (
+    answers,
+    client_limits,
+    worker_pool,
+)
+from wattcast.web.live_stream import (
+    Feed,
+    FeedInfo,
+    FeedWatchers,
+    TooManyStreams,
+    recorded_feed,
+)
 from wattcast.web.request_schema import MOST_BYTE
 
 ARRIVE_S = 20.0  # for a body of at most 2 MiB: that is 840 kbit/s
@@ -64,7 +91,12 @@ class RequestGuard:
         self._hosts = frozenset(hosts)
         self._proxies = proxies or client_limits.TrustedProxies()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
@@ -87,7 +119,11 @@ class RequestGuard:
             else:
                 await self._app(scope, receive, send_with_headers)
 
-    def _name_client(self, scope: Scope, headers: Headers) -> Scope:
+    def _name_client(
+        self,
+        scope: Scope,
+        headers: Headers,
+    ) -> Scope:
         """Put the client in the place of a proxy that we trust."""
         peer = scope.get("client")
         if not peer or not self._proxies.trusts(peer[0]):
@@ -111,14 +147,25 @@ class RequestGuard:
         return None
 
 
-async def answer_head(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+async def answer_head(
+    app: ASGIApp,
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+) -> None:
     """Answer HEAD with the headers that GET would have, and end the work there."""
     begun = asyncio.Event()
 
     async def send_start(message: Message) -> None:
         if message["type"] == "http.response.start":
             await send(message)
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await send(
+                {
+                    "type": "http.response.body",
+                    "body": b"",
+                    "more_body": False,
+                }
+            )
             begun.set()
 
     working = asyncio.ensure_future(app({**scope, "method": "GET"}, receive, send_start))
@@ -233,7 +280,11 @@ def make_app(
             yield
 
     app = FastAPI(
-        title="Wattcast", version=__version__, lifespan=life, docs_url=None, redoc_url=None
+        title="Wattcast",
+        version=__version__,
+        lifespan=life,
+        docs_url=None,
+        redoc_url=None,
     )
 
     @app.exception_handler(HTTPException)
@@ -272,7 +323,11 @@ def openapi_schema() -> dict[str, Any]:
     return _make_schema(app)
 
 
-def _plain_response(status: int, text: str, headers: dict[str, str] | None = None) -> Response:
+def _plain_response(
+    status: int,
+    text: str,
+    headers: dict[str, str] | None = None,
+) -> Response:
     return Response(
         answers.make_refusal(status, text).body, status, headers, media_type="application/json"
     )
@@ -367,7 +422,11 @@ def _add_questions(app: FastAPI, pool: worker_pool.WorkerPool) -> None:
         return {"wattcast": __version__}
 
 
-async def _asked(pool: worker_pool.WorkerPool, kind: str, body: bytes) -> Response:
+async def _asked(
+    pool: worker_pool.WorkerPool,
+    kind: str,
+    body: bytes,
+) -> Response:
     reply = await pool.ask(kind, body)
     headers = {"cache-control": "no-store"}
     if kind in ATTACHMENTS and reply.status == 200:
@@ -406,7 +465,12 @@ def _add_live_feed(app: FastAPI, watchers: FeedWatchers) -> None:
         class Streaming(StreamingResponse):
             """Gives the place back even where the client left before the first event."""
 
-            async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            async def __call__(
+                self,
+                scope: Scope,
+                receive: Receive,
+                send: Send,
+            ) -> None:
                 try:
                     await super().__call__(scope, receive, send)
                 finally:
@@ -446,7 +510,10 @@ def _describe_responses(gives: type | str) -> dict[int | str, dict[str, Any]]:
 def _make_schema(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
         plain = get_openapi(
-            title=app.title, version=app.version, routes=app.routes, summary="GPU time and power"
+            title=app.title,
+            version=app.version,
+            routes=app.routes,
+            summary="GPU time and power",
         )
         kinds = [
             answers.ErrorOut,

@@ -10,7 +10,12 @@ import contextlib
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+)
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,7 +57,9 @@ class FeedInfo(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_points(
-    samples: EnergySamples, origin_s: float, base_j: float | None = None
+    samples: EnergySamples,
+    origin_s: float,
+    base_j: float | None = None,
 ) -> list[dict[str, float]]:
     """Turn steps of the energy counter into power at their middle, and the clock now and then, in
     order of time.
@@ -105,7 +112,11 @@ class ReplayFeed:
 class CardFeed:
     """Samples the GPU of this machine in a process of its own while there are watchers."""
 
-    def __init__(self, index: int | None, title: str) -> None:
+    def __init__(
+        self,
+        index: int | None,
+        title: str,
+    ) -> None:
         self.about = FeedInfo(title, recorded=False)
         self._index = index
         self._sampler: Sampler | None = None
@@ -178,7 +189,11 @@ def recorded_feed(path: Path | None = None) -> ReplayFeed:
     return ReplayFeed(about, found)
 
 
-def choose_feed(live: str, replay: Path | None, index: int | None = None) -> Feed:
+def choose_feed(
+    live: str,
+    replay: Path | None,
+    index: int | None = None,
+) -> Feed:
     """Choose a feed: ``gpu`` this machine's card, ``replay`` a recording, ``auto`` the card where
     there is one.
     """

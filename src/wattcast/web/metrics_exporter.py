@@ -13,8 +13,17 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import (
+    Callable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from dataclasses import (
+    dataclass,
+    field,
+    replace,
+)
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
@@ -25,10 +34,20 @@ from wattcast.hardware import Gpu
 from wattcast.measure import energy_sources
 from wattcast.measure.counter_ticks import UnwrappedCounter
 from wattcast.measure.energy_samples import name_throttle_reasons
-from wattcast.measure.energy_sources import DeviceIdentity, EnergySource, ReadError, SlowReadings
+from wattcast.measure.energy_sources import (
+    DeviceIdentity,
+    EnergySource,
+    ReadError,
+    SlowReadings,
+)
 from wattcast.measure.source_check import CHECKS, is_plausible_power
 from wattcast.predictor.prediction import Prediction
-from wattcast.web.client_limits import HEADER_S, is_known_host, known_hosts, open_socket
+from wattcast.web.client_limits import (
+    HEADER_S,
+    is_known_host,
+    known_hosts,
+    open_socket,
+)
 
 BUSY_S = 5.0
 IDLE_S = 60.0
@@ -155,7 +174,9 @@ class WatchedCard:
 
 
 def find_cards(
-    source: str = "auto", busy_s: float = BUSY_S, idle_s: float = IDLE_S
+    source: str = "auto",
+    busy_s: float = BUSY_S,
+    idle_s: float = IDLE_S,
 ) -> list[WatchedCard]:
     """Return all cards of the first source that answers; raises ``MissingTool`` when none does.
 
@@ -210,7 +231,11 @@ class ModelledWorkload:
 
 
 def model_workload(
-    workload: Any, gpu: Gpu, prediction: Prediction, slowdown: str, **options: Any
+    workload: Any,
+    gpu: Gpu,
+    prediction: Prediction,
+    slowdown: str,
+    **options: Any,
 ) -> ModelledWorkload:
     """Find the saving of the best clock that is at most ``slowdown`` (``5%``) slower than the
     fastest.
@@ -278,7 +303,11 @@ class MetricsCollector:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         def make(
-            kind: str, name: str, text: str, labels: list[str], rows: list[tuple[list[str], float]]
+            kind: str,
+            name: str,
+            text: str,
+            labels: list[str],
+            rows: list[tuple[list[str], float]],
         ) -> Any:
             family = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}[kind](
                 name, text, labels=labels
@@ -342,7 +371,11 @@ def write_metrics(cards: Sequence[WatchedCard], workloads: Sequence[ModelledWork
 class _MetricsHandler(WSGIRequestHandler):
     timeout = HEADER_S
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(
+        self,
+        format: str,
+        *args: Any,
+    ) -> None:
         """Say nothing: scrapes come all the time."""
 
 

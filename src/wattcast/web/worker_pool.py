@@ -28,7 +28,12 @@ import msgspec
 
 from wattcast.core.errors import MissingTool
 from wattcast.measure.sampler import make_child_environment
-from wattcast.web.answers import FIRST_QUESTIONS, Answer, answer_request, make_refusal
+from wattcast.web.answers import (
+    FIRST_QUESTIONS,
+    Answer,
+    answer_request,
+    make_refusal,
+)
 
 # Address space of a worker. After one request of each kind, each as large as is accepted (20,000
 # operators, 20,000 simulated requests, a plan of four cards), it had 773 MiB at most, of which 382
@@ -58,20 +63,33 @@ class AnswerCache:
     the second time.
     """
 
-    def __init__(self, most: int = REMEMBERED, most_byte: int = REMEMBERED_BYTE) -> None:
+    def __init__(
+        self,
+        most: int = REMEMBERED,
+        most_byte: int = REMEMBERED_BYTE,
+    ) -> None:
         self._most = most
         self._most_byte = most_byte
         self._kept: OrderedDict[tuple[str, bytes], Answer] = OrderedDict()
         self._byte = 0
 
-    def find(self, kind: str, body: bytes) -> Answer | None:
+    def find(
+        self,
+        kind: str,
+        body: bytes,
+    ) -> Answer | None:
         """Return the answer to a request that was asked before, or None."""
         key = kind, hashlib.sha256(body).digest()
         if key in self._kept:
             self._kept.move_to_end(key)
         return self._kept.get(key)
 
-    def keep(self, kind: str, body: bytes, answer: Answer) -> None:
+    def keep(
+        self,
+        kind: str,
+        body: bytes,
+        answer: Answer,
+    ) -> None:
         """Keep a good answer and drop those that were not asked for longest."""
         key = kind, hashlib.sha256(body).digest()
         if (
@@ -89,7 +107,11 @@ class WorkerPool:
     ``ask`` at once.
     """
 
-    def __init__(self, workers: int = 2, limit_s: float = LIMIT_S) -> None:
+    def __init__(
+        self,
+        workers: int = 2,
+        limit_s: float = LIMIT_S,
+    ) -> None:
         self._wanted = workers
         self._limit_s = limit_s
         self._free: asyncio.Queue[asyncio.subprocess.Process] = asyncio.Queue()
@@ -112,7 +134,11 @@ class WorkerPool:
         for process in list(self._all):
             await self._end(process)
 
-    async def ask(self, kind: str, body: bytes) -> Answer:
+    async def ask(
+        self,
+        kind: str,
+        body: bytes,
+    ) -> Answer:
         """Return the answer that is kept, or send the request to the next free worker within the
         time limit.
         """
@@ -136,13 +162,21 @@ class WorkerPool:
         self._answers.keep(kind, body, reply)
         return reply
 
-    def _give_back(self, process: asyncio.subprocess.Process, large: bool) -> None:
+    def _give_back(
+        self,
+        process: asyncio.subprocess.Process,
+        large: bool,
+    ) -> None:
         self._free.put_nowait(process)
         if large:
             self._large.release()
 
     async def _with(
-        self, process: asyncio.subprocess.Process, kind: str, body: bytes, large: bool
+        self,
+        process: asyncio.subprocess.Process,
+        kind: str,
+        body: bytes,
+        large: bool,
     ) -> Answer:
         assert process.stdin is not None
         question = msgspec.msgpack.encode((kind, body))
@@ -171,7 +205,10 @@ class WorkerPool:
         return reply
 
     async def _interrupt(
-        self, process: asyncio.subprocess.Process, reading: asyncio.Future[bytes], large: bool
+        self,
+        process: asyncio.subprocess.Process,
+        reading: asyncio.Future[bytes],
+        large: bool,
     ) -> None:
         """Stop what a worker does for a client that left; one that does not stop is replaced."""
         try:
@@ -186,7 +223,11 @@ class WorkerPool:
         self.stopped += 1
         self._give_back(process, large)
 
-    def _replace(self, process: asyncio.subprocess.Process, large: bool) -> None:
+    def _replace(
+        self,
+        process: asyncio.subprocess.Process,
+        large: bool,
+    ) -> None:
         """Replace a worker in the background; until another is ready no further large request takes
         its place.
         """
@@ -199,7 +240,11 @@ class WorkerPool:
         self._renewing.add(task)
         task.add_done_callback(self._renewing.discard)
 
-    async def _renew(self, process: asyncio.subprocess.Process, large: bool) -> None:
+    async def _renew(
+        self,
+        process: asyncio.subprocess.Process,
+        large: bool,
+    ) -> None:
         """End a worker and start another; a machine that cannot start one now may a little
         later.
         """

@@ -7,7 +7,11 @@ from functools import cached_property
 from typing import ClassVar
 
 from wattcast.core import bad_value
-from wattcast.workload.operator_base import Operator, OperatorWork, register_operator
+from wattcast.workload.operator_base import (
+    Operator,
+    OperatorWork,
+    register_operator,
+)
 
 _SUM_BYTE = 4.0  # sums between both products are in fp32
 

@@ -7,7 +7,11 @@ state."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import (
+    dataclass,
+    fields,
+    replace,
+)
 from functools import lru_cache
 
 from wattcast.core import Dtype, bad_value
@@ -19,7 +23,11 @@ from wattcast.workload.engine_schedule import (
     schedule_pass,
 )
 from wattcast.workload.graph import Block, Graph
-from wattcast.workload.model_catalogue import ModelKind, ModelSpec, load_model
+from wattcast.workload.model_catalogue import (
+    ModelKind,
+    ModelSpec,
+    load_model,
+)
 from wattcast.workload.model_options import (
     ModelOptions,
     OutputHead,
@@ -31,7 +39,11 @@ from wattcast.workload.model_options import (
 )
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Collective
-from wattcast.workload.program import PassSettings, Program, trace_program
+from wattcast.workload.program import (
+    PassSettings,
+    Program,
+    trace_program,
+)
 from wattcast.workload.weight_update import update_block
 
 # PyTorch's default cuBLAS workspace on Hopper, a handle and stream (CUBLAS_WORKSPACE_CONFIG,
@@ -116,7 +128,11 @@ def _count_decode_steps(options: ModelOptions) -> int:
     return (options.tokens or 1) - 1
 
 
-def _list_prompt_blocks(model: ModelSpec, options: ModelOptions, first: Program) -> list[Block]:
+def _list_prompt_blocks(
+    model: ModelSpec,
+    options: ModelOptions,
+    first: Program,
+) -> list[Block]:
     """Return the blocks of the first pass, which an engine runs in steps."""
     blocks = first.blocks(options.recompute)
     if not _runs_in_steps(options):
@@ -126,7 +142,10 @@ def _list_prompt_blocks(model: ModelSpec, options: ModelOptions, first: Program)
 
 
 def _list_decode_blocks(
-    model: ModelSpec, options: ModelOptions, steps: int, place: int
+    model: ModelSpec,
+    options: ModelOptions,
+    steps: int,
+    place: int,
 ) -> list[Block]:
     """Return the blocks of the decode steps of a generation; ``place`` counts the blocks before.
 
@@ -145,13 +164,24 @@ def _list_decode_blocks(
         for block in step_blocks:
             repeat = block.repeat * count
             label = f"decode.{block.label}"
-            blocks.append(replace(block, repeat=repeat, label=label, step=engine_step))
+            blocks.append(
+                replace(
+                    block,
+                    repeat=repeat,
+                    label=label,
+                    step=engine_step,
+                )
+            )
         program.release()
         done += count
     return blocks
 
 
-def _list_exchanges(options: ModelOptions, first: Program, last_block: Block) -> list[Block]:
+def _list_exchanges(
+    options: ModelOptions,
+    first: Program,
+    last_block: Block,
+) -> list[Block]:
     """Return the exchanges between stages of a pipeline, and between replicas in training."""
     blocks = []
     training = options.phase is WorkloadPhase.TRAIN
@@ -195,13 +225,19 @@ def _use_engine_collectives(block: Block) -> Block:
 
 
 def _count_launches(
-    blocks: Sequence[Block], model: ModelSpec, options: ModelOptions
+    blocks: Sequence[Block],
+    model: ModelSpec,
+    options: ModelOptions,
 ) -> EngineLaunches:
     calls = ((op, op.count * block.repeat) for block in blocks for op in block.ops)
     return count_launches(calls, model.dims, options)
 
 
-def trace_pass(model: ModelSpec, options: ModelOptions, step: int | None = None) -> Program:
+def trace_pass(
+    model: ModelSpec,
+    options: ModelOptions,
+    step: int | None = None,
+) -> Program:
     """Trace one pass of a model, or one ``step`` of its generation.
 
     In decode a token comes behind ``seq`` others.
@@ -215,7 +251,11 @@ def trace_pass(model: ModelSpec, options: ModelOptions, step: int | None = None)
     return program
 
 
-def _settle_pass(model: ModelSpec, options: ModelOptions, step: int | None) -> PassSettings:
+def _settle_pass(
+    model: ModelSpec,
+    options: ModelOptions,
+    step: int | None,
+) -> PassSettings:
     """Return the settings of a pass."""
     training = options.phase is WorkloadPhase.TRAIN
     dtype = model_options.activation_dtype(options)
@@ -256,7 +296,9 @@ def _settle_pass(model: ModelSpec, options: ModelOptions, step: int | None) -> P
 
 
 def _count_tokens(
-    model: ModelSpec, options: ModelOptions, step: int | None
+    model: ModelSpec,
+    options: ModelOptions,
+    step: int | None,
 ) -> tuple[int, int, int]:
     """Return the tokens in the cache, the new ones and those that an encoder reads."""
     prompt = options.seq or 1
@@ -321,7 +363,11 @@ def sum_footprint(options: ModelOptions, programs: Sequence[Program]) -> MemoryF
     )
 
 
-def _activation_byte(program: Program, training: bool, recompute: bool) -> int:
+def _activation_byte(
+    program: Program,
+    training: bool,
+    recompute: bool,
+) -> int:
     """Return the bytes that wait for the backward pass, and the most alive inside a section."""
     byte = max(section.peak_byte for section in program.sections)
     if not training:
@@ -345,7 +391,11 @@ def _count_optimiser_byte(options: ModelOptions, weight_byte: int) -> int:
     return 4 * Dtype.FP32.byte * weights
 
 
-def find_largest_batch(model: str | ModelSpec, options: ModelOptions, capacity_byte: float) -> int:
+def find_largest_batch(
+    model: str | ModelSpec,
+    options: ModelOptions,
+    capacity_byte: float,
+) -> int:
     """Return the largest batch that fits into ``capacity_byte``, 0 when not even one does.
 
     The footprint grows with the batch and nearly in proportion to it: each guess lies on the line

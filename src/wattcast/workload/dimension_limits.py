@@ -8,7 +8,11 @@ configurations and for uploads."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import (
+    MISSING,
+    fields,
+    is_dataclass,
+)
 from typing import Any
 
 from wattcast.core import bad_value
@@ -53,7 +57,11 @@ _HEAD_WIDTHS = (
 )
 
 
-def check_dimensions(architecture: str, dims: Any, where: str) -> None:
+def check_dimensions(
+    architecture: str,
+    dims: Any,
+    where: str,
+) -> None:
     """Raise an error that names the first dimension of a model that is out of range."""
     for path, value, may_be_zero in _walk_numbers(dims, ""):
         name = path.split(".")[-1].partition("[")[0]
@@ -118,14 +126,22 @@ def _find_limit(architecture: str, name: str) -> int:
     return _SMALL_COUNTS.get(name, MOST_WIDTH)
 
 
-def _check_ratio(name: str, value: float, where: str) -> None:
+def _check_ratio(
+    name: str,
+    value: float,
+    where: str,
+) -> None:
     most = 1.0 if name in _SHARES else MOST_RATIO
     is_optional = name in (*_SHARES, "softcap")
     if not 0.0 <= value <= most or (value == 0.0 and not is_optional):
         raise bad_value(where, f"a number from 0 to {most:g}", value)
 
 
-def _check_stages(architecture: str, dims: Any, where: str) -> None:
+def _check_stages(
+    architecture: str,
+    dims: Any,
+    where: str,
+) -> None:
     """Check the tuples with one number for each stage of a network of pictures: few, and of one
     length.
     """
@@ -140,7 +156,11 @@ def _check_stages(architecture: str, dims: Any, where: str) -> None:
                 raise bad_value(f"{where}: {name}", f"a number for each stage ({stages})", length)
 
 
-def _check_heads(architecture: str, dims: Any, where: str) -> None:
+def _check_heads(
+    architecture: str,
+    dims: Any,
+    where: str,
+) -> None:
     """Check that heads share a width evenly, and that rotary embeddings find pairs of elements."""
     if architecture == "unet":
         _check_unet_heads(dims, where)

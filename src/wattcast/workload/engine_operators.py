@@ -9,11 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import ceil, erfc, expm1
+from math import (
+    ceil,
+    erfc,
+    expm1,
+)
 from typing import ClassVar
 
 from wattcast.core import Dtype, bad_value
-from wattcast.workload.operator_base import Operator, OperatorWork, register_operator
+from wattcast.workload.operator_base import (
+    Operator,
+    OperatorWork,
+    register_operator,
+)
 
 # Steps of at most so many tokens replay CUDA graphs, in which a sequence may be split.
 GRAPH_TOKENS = 512
@@ -144,7 +152,11 @@ class PagedAttention(Operator):
         )
 
 
-def _visible_scores(q: int, kv: int, window: int) -> float:
+def _visible_scores(
+    q: int,
+    kv: int,
+    window: int,
+) -> float:
     """Return the scores of q tokens that a causal mask and a window keep.
 
     The mask is aligned to the last key.
@@ -448,7 +460,11 @@ _LEAST_VARIANCE = 1e-12
 _CERTAIN = 4.0  # standard deviations beyond which nothing is expected
 
 
-def _expected_further_blocks(mean: float, variance: float, block: int) -> float:
+def _expected_further_blocks(
+    mean: float,
+    variance: float,
+    block: int,
+) -> float:
     """Return Σ_j P(n > j·block) over j from 1 of a normal n."""
     deviation = max(variance, _LEAST_VARIANCE) ** 0.5
     certain = max(int((mean - _CERTAIN * deviation - 0.5) / block), 0)

@@ -11,10 +11,19 @@ from functools import cached_property
 from typing import ClassVar
 
 from wattcast.core import Dtype
-from wattcast.workload.operator_base import Operator, OperatorWork, register_operator
+from wattcast.workload.operator_base import (
+    Operator,
+    OperatorWork,
+    register_operator,
+)
 
 # How often logits in fp32 are written, and read again, by the way of sampling; otherwise the most.
-_SAMPLING_PASSES = {"greedy": 2.0, "random": 7.0, "penalised": 9.0, "sorted": 56.0}
+_SAMPLING_PASSES = {
+    "greedy": 2.0,
+    "random": 7.0,
+    "penalised": 9.0,
+    "sorted": 56.0,
+}
 _MOST_SAMPLING_PASSES = 20.0
 
 
@@ -106,7 +115,11 @@ class EngineRotary(RowKernel):
     def work(self) -> OperatorWork:
         n = self.elements
         table_byte = 2.0 * self.rows * self.head_dim
-        return OperatorWork(flop=3.0 * n, read_byte=2.0 * n + table_byte, write_byte=2.0 * n)
+        return OperatorWork(
+            flop=3.0 * n,
+            read_byte=2.0 * n + table_byte,
+            write_byte=2.0 * n,
+        )
 
 
 @register_operator("engine_cache_write", family="elementwise")
@@ -198,7 +211,9 @@ class AlignTokens(RowKernel):
     def work(self) -> OperatorWork:
         padded = self.elements + self.experts * (self.block - 1.0)
         return OperatorWork(
-            flop=2.0 * self.elements, read_byte=4.0 * self.elements, write_byte=4.0 * padded
+            flop=2.0 * self.elements,
+            read_byte=4.0 * self.elements,
+            write_byte=4.0 * padded,
         )
 
 

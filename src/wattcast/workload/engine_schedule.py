@@ -10,7 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from wattcast.core import bad_value
-from wattcast.workload.engine_operators import FusedExperts, LatentAttention, PagedAttention
+from wattcast.workload.engine_operators import (
+    FusedExperts,
+    LatentAttention,
+    PagedAttention,
+)
 from wattcast.workload.model_options import ModelOptions, WorkloadPhase
 from wattcast.workload.operator_base import MOST_CALLS, Operator
 from wattcast.workload.operator_types import Attention
@@ -66,7 +70,9 @@ class EngineStep:
 
 
 def count_launches(
-    calls: Iterable[tuple[Operator, int]], dims: Any, options: ModelOptions
+    calls: Iterable[tuple[Operator, int]],
+    dims: Any,
+    options: ModelOptions,
 ) -> EngineLaunches:
     """Count the layers of a pass, given as operators with their numbers of runs."""
     attention = 0
@@ -106,10 +112,19 @@ def schedule_pass(launches: EngineLaunches, options: ModelOptions) -> EngineStep
 
 
 def schedule_decodes(
-    launches: EngineLaunches, options: ModelOptions, count: int, place: int
+    launches: EngineLaunches,
+    options: ModelOptions,
+    count: int,
+    place: int,
 ) -> EngineStep:
     """Return ``count`` steps in which every sequence yields a token."""
     batch = options.batch
     return EngineStep(
-        launches, tokens=batch, decodes=batch, prompts=0, admitted=0.0, count=count, place=place
+        launches,
+        tokens=batch,
+        decodes=batch,
+        prompts=0,
+        admitted=0.0,
+        count=count,
+        place=place,
     )

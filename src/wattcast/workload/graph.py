@@ -6,12 +6,20 @@ of eighty layers takes as little memory as one of two."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import (
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from dataclasses import dataclass
 
 from wattcast.core import bad_value
 from wattcast.workload.engine_schedule import EngineStep
-from wattcast.workload.operator_base import MOST_CALLS, Operator, OperatorColumns
+from wattcast.workload.operator_base import (
+    MOST_CALLS,
+    Operator,
+    OperatorColumns,
+)
 
 
 @dataclass(frozen=True)
@@ -65,7 +73,11 @@ class Graph:
         return "run", 1
 
     @classmethod
-    def from_operators(cls, name: str, ops: Iterable[Operator]) -> Graph:
+    def from_operators(
+        cls,
+        name: str,
+        ops: Iterable[Operator],
+    ) -> Graph:
         """Make a graph of one block."""
         return cls(name, (Block(tuple(ops)),))
 

@@ -40,7 +40,11 @@ def contiguous_strides(shape: Shape) -> Shape:
 
 
 @lru_cache(maxsize=4096)
-def is_dense(shape: Shape, strides: Shape, exact: bool = False) -> bool:
+def is_dense(
+    shape: Shape,
+    strides: Shape,
+    exact: bool = False,
+) -> bool:
     """Tell whether the elements fill their memory without holes or repeats.
 
     ``exact``: in row-major order.
@@ -59,7 +63,11 @@ def is_dense(shape: Shape, strides: Shape, exact: bool = False) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def view_strides(shape: Shape, strides: Shape, target: Shape) -> Shape | None:
+def view_strides(
+    shape: Shape,
+    strides: Shape,
+    target: Shape,
+) -> Shape | None:
     """Return the strides of a view as ``target``, or None where only a copy can have that shape.
 
     >>> view_strides((2, 8, 4), (32, 4, 1), (2, 32)), view_strides((8, 2, 4), (4, 32, 1), (8, 8))
@@ -129,7 +137,11 @@ def promote_dtypes(operands: Sequence[Operand]) -> Dtype:
     return max(floating or dtypes, key=lambda dtype: dtype.byte)
 
 
-def count_byte(shape: Shape, strides: Shape, dtype: Dtype) -> int:
+def count_byte(
+    shape: Shape,
+    strides: Shape,
+    dtype: Dtype,
+) -> int:
     """Return the bytes of a tensor, where dimensions of stride 0 count once."""
     if 0 not in strides:
         return prod(shape) * dtype.byte
@@ -139,7 +151,9 @@ def count_byte(shape: Shape, strides: Shape, dtype: Dtype) -> int:
 
 @lru_cache(maxsize=4096)
 def plan_pointwise(
-    function: str, operands: tuple[Operand, ...], out_dtype: Dtype | None
+    function: str,
+    operands: tuple[Operand, ...],
+    out_dtype: Dtype | None,
 ) -> tuple[Shape, Shape, Dtype, Elementwise]:
     """Return shape, strides and number format of a pointwise kernel's result, and the operator that
     computes it.
@@ -224,7 +238,12 @@ def _innermost_first(shape: Shape, operands: Sequence[Shape]) -> list[int]:
     return order
 
 
-def _compare_dimensions(shape: Shape, operands: Sequence[Shape], inner: int, outer: int) -> int:
+def _compare_dimensions(
+    shape: Shape,
+    operands: Sequence[Shape],
+    inner: int,
+    outer: int,
+) -> int:
     """Compare a dimension that is now further inside with one that is further outside.
 
     1: it belongs outside the other; -1: it does not; 0: no operand tells.
@@ -241,7 +260,11 @@ def _compare_dimensions(shape: Shape, operands: Sequence[Shape], inner: int, out
     return 0
 
 
-def _broadcast_strides(shape: Shape, sizes: Shape, strides: Shape) -> Shape:
+def _broadcast_strides(
+    shape: Shape,
+    sizes: Shape,
+    strides: Shape,
+) -> Shape:
     """Return the strides of an operand in all dimensions of the result: 0 where it is repeated."""
     if sizes == shape:
         return strides
@@ -253,7 +276,11 @@ def _broadcast_strides(shape: Shape, sizes: Shape, strides: Shape) -> Shape:
     return (*([0] * new_dims), *inner)
 
 
-def classify_layout(shape: Shape, strides: Shape, inputs: Sequence[Placed]) -> Layout:
+def classify_layout(
+    shape: Shape,
+    strides: Shape,
+    inputs: Sequence[Placed],
+) -> Layout:
     """Tell how a pointwise kernel with this output walks over its inputs."""
     layout = Layout.CONTIGUOUS
     if all(sizes == shape and steps == strides for sizes, steps in inputs):
@@ -271,7 +298,11 @@ def classify_layout(shape: Shape, strides: Shape, inputs: Sequence[Placed]) -> L
     return layout
 
 
-def _differ_in_order(shape: Shape, operand: Shape, strides: Shape) -> bool:
+def _differ_in_order(
+    shape: Shape,
+    operand: Shape,
+    strides: Shape,
+) -> bool:
     """Tell whether dimensions follow one another otherwise in an operand than in the output."""
     return _outermost_first(shape, operand) != _outermost_first(shape, strides)
 
@@ -284,7 +315,10 @@ def _repeats_elements(shape: Shape, operand: Shape) -> bool:
 
 
 def measure_extent(
-    layout: Layout, shape: Shape, strides: Shape, inputs: Sequence[Placed]
+    layout: Layout,
+    shape: Shape,
+    strides: Shape,
+    inputs: Sequence[Placed],
 ) -> Extents:
     """Return ``rows`` and ``run`` of a pointwise kernel (see ``Elementwise``).
 

@@ -7,7 +7,11 @@ for one only."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import (
+    dataclass,
+    fields,
+    replace,
+)
 from enum import StrEnum
 from functools import cache
 from importlib import import_module
@@ -15,9 +19,17 @@ from typing import Any
 
 import msgspec
 
-from wattcast.core import Dtype, check_names, files
+from wattcast.core import (
+    Dtype,
+    check_names,
+    files,
+)
 from wattcast.core.errors import fold_name, resolve_name
-from wattcast.core.strict_files import convert_plain, decode_yaml, read_shipped_table
+from wattcast.core.strict_files import (
+    convert_plain,
+    decode_yaml,
+    read_shipped_table,
+)
 from wattcast.workload.dimension_limits import check_dimensions
 
 
@@ -140,7 +152,11 @@ def load_model(name: str) -> ModelSpec:
     )
 
 
-def parse_model(data: bytes, where: str, name: str) -> ModelSpec:
+def parse_model(
+    data: bytes,
+    where: str,
+    name: str,
+) -> ModelSpec:
     """Parse a model's YAML; an error names the bad key."""
     file = decode_yaml(data, _ModelFile, where)
     check_names(f"architecture in {where}", file.architecture, ARCHITECTURES)
@@ -149,7 +165,12 @@ def parse_model(data: bytes, where: str, name: str) -> ModelSpec:
 
 
 def make_model(
-    name: str, title: str, architecture: str, dims: dict[str, Any], source: str, note: str = ""
+    name: str,
+    title: str,
+    architecture: str,
+    dims: dict[str, Any],
+    source: str,
+    note: str = "",
 ) -> ModelSpec:
     """Make a model from plain dimensions, each checked against those of the architecture."""
     kind = ARCHITECTURES[architecture].dims

@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from wattcast.core import Dtype, bad_value, bad_word
+from wattcast.core import (
+    Dtype,
+    bad_value,
+    bad_word,
+)
 from wattcast.core.option_declaration import list_declared
 from wattcast.core.option_declaration import parse_word as parse_word
 from wattcast.options.keywords import ModelKeywords as ModelKeywords
@@ -38,7 +42,11 @@ _PHASES = {
 }
 
 
-def parse_option(name: str, text: str, where: str) -> Any:
+def parse_option(
+    name: str,
+    text: str,
+    where: str,
+) -> Any:
     """Return the value of an option as people write it: ``8`` for batch, ``yes`` for recompute,
     words as they are.
     """
@@ -79,7 +87,11 @@ def resolve_options(model: ModelSpec, options: ModelOptions) -> tuple[ModelOptio
 class _Defaults:
     """Options of a run that are filled in one after another, with a sentence for each default."""
 
-    def __init__(self, model: ModelSpec, options: ModelOptions) -> None:
+    def __init__(
+        self,
+        model: ModelSpec,
+        options: ModelOptions,
+    ) -> None:
         self.model = model
         self.options = options
         self.sentences: list[str] = []
@@ -88,7 +100,12 @@ class _Defaults:
         )
         self._may_serve = options.stack in (None, SoftwareStack.ENGINE)
 
-    def _take(self, name: str, value: Any, why: str = "default") -> None:
+    def _take(
+        self,
+        name: str,
+        value: Any,
+        why: str = "default",
+    ) -> None:
         """Set an option that the user left open, and say why."""
         self.options = replace(self.options, **{name: value})
         self.sentences.append(f"{name} {value} ({why})")
@@ -123,7 +140,12 @@ class _Defaults:
             self.sentences.append(f"pictures of {size} by {size} (the published input)")
         image = self.options.image
         assert image is not None
-        steps = {"resnet": 32, "swin": 32, "mobilevit": 64, "unet": 8}
+        steps = {
+            "resnet": 32,
+            "swin": 32,
+            "mobilevit": 64,
+            "unet": 8,
+        }
         step = steps.get(model.architecture, getattr(model.dims, "patch", 1))
         step *= pixels_of_a_latent(model)
         if image < step or image % step:

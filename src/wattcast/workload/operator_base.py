@@ -7,17 +7,45 @@ and readers, graphs and totals find it in the registry. Nothing here depends on 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import (
+    Callable,
+    Collection,
+    Hashable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from dataclasses import (
+    dataclass,
+    field,
+    fields,
+)
 from functools import cache, cached_property
 from operator import attrgetter
-from typing import Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
+from typing import (
+    Any,
+    ClassVar,
+    NamedTuple,
+    TypeVar,
+    dataclass_transform,
+)
 
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core import Dtype, bad_value, clip_text, unknown_name
-from wattcast.core.arrays import Array, CodedColumn, find_equal, index_distinct, split_rows
+from wattcast.core import (
+    Dtype,
+    bad_value,
+    clip_text,
+    unknown_name,
+)
+from wattcast.core.arrays import (
+    Array,
+    CodedColumn,
+    find_equal,
+    index_distinct,
+    split_rows,
+)
 from wattcast.core.strict_files import read_shipped_table
 
 _OperatorType = TypeVar("_OperatorType", bound="Operator")
@@ -68,8 +96,16 @@ class Operator:
     _whole_numbers: ClassVar[tuple[tuple[str, int], ...]] = ()
 
     dtype: Dtype = field(default=Dtype.BF16, kw_only=True)
-    count: int = field(default=1, kw_only=True, compare=False)
-    label: str = field(default="", kw_only=True, compare=False)
+    count: int = field(
+        default=1,
+        kw_only=True,
+        compare=False,
+    )
+    label: str = field(
+        default="",
+        kw_only=True,
+        compare=False,
+    )
 
     def __post_init__(self) -> None:
         values = self.__dict__
@@ -200,7 +236,9 @@ class OperatorColumns(Sequence[Operator]):
 
     @classmethod
     def from_records(
-        cls, parts: Sequence[OperatorRecords], make: Callable[[type, Any], Operator]
+        cls,
+        parts: Sequence[OperatorRecords],
+        make: Callable[[type, Any], Operator],
     ) -> OperatorColumns:
         """Stack records of all rows; ``make`` returns the operator of one."""
         count = sum(len(records) for _, _, records in parts)

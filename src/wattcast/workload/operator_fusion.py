@@ -12,8 +12,16 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from wattcast.workload.operator_base import Operator, find_function
-from wattcast.workload.operator_types import Elementwise, RmsNorm, RowReduction
-from wattcast.workload.symbolic_tensor import Storage, TapeEntry, Tensor
+from wattcast.workload.operator_types import (
+    Elementwise,
+    RmsNorm,
+    RowReduction,
+)
+from wattcast.workload.symbolic_tensor import (
+    Storage,
+    TapeEntry,
+    Tensor,
+)
 
 _Group: TypeAlias = list[TapeEntry]
 _StorageId: TypeAlias = int
@@ -36,7 +44,10 @@ _FLOP_PER_SFU_OP = 4.0
 
 
 def fuse_entries(
-    entries: Sequence[TapeEntry], kept: Iterable[Storage] = (), *, keep_unread: bool = False
+    entries: Sequence[TapeEntry],
+    kept: Iterable[Storage] = (),
+    *,
+    keep_unread: bool = False,
 ) -> list[TapeEntry]:
     """Merge fusable neighbours; ``kept`` storages are used after the last entry.
 
@@ -58,7 +69,9 @@ def fuse_entries(
 
 
 def recompute_pointwise(
-    forward: Sequence[TapeEntry], backward: Sequence[TapeEntry], saved: dict[_StorageId, Storage]
+    forward: Sequence[TapeEntry],
+    backward: Sequence[TapeEntry],
+    saved: dict[_StorageId, Storage],
 ) -> list[TapeEntry]:
     """Return backward entries that read what pointwise results were computed from.
 
@@ -109,7 +122,11 @@ class _RootFinder:
         """Storages whose values are computed again."""
         return set(self.roots)
 
-    def find(self, tensor: Tensor, byte: int) -> tuple[Tensor, ...]:
+    def find(
+        self,
+        tensor: Tensor,
+        byte: int,
+    ) -> tuple[Tensor, ...]:
         """Return what a tensor, needed beside others of ``byte``, is computed from."""
         key = id(tensor.storage)
         is_small = _SMALL * tensor.byte <= byte
@@ -159,7 +176,11 @@ def _group_entries(entries: Sequence[TapeEntry]) -> list[_Group]:
     return groups
 
 
-def _find_place(groups: Sequence[_Group], candidates: Iterable[int], entry: TapeEntry) -> int:
+def _find_place(
+    groups: Sequence[_Group],
+    candidates: Iterable[int],
+    entry: TapeEntry,
+) -> int:
     """Return the first of some groups that an entry fits into; -1 where none does."""
     for index in candidates:
         if index < 0:
@@ -171,7 +192,9 @@ def _find_place(groups: Sequence[_Group], candidates: Iterable[int], entry: Tape
 
 
 def _sink_groups(
-    groups: list[_Group], readers: _ReadersOf, live_after: set[_StorageId]
+    groups: list[_Group],
+    readers: _ReadersOf,
+    live_after: set[_StorageId],
 ) -> list[_Group]:
     """Move pointwise groups that only one later group reads into it.
 
@@ -202,7 +225,10 @@ def _sink_groups(
 
 
 def _find_only_user(
-    index: int, keys: Iterable[_StorageId], readers: _ReadersOf, group_of: dict[int, int]
+    index: int,
+    keys: Iterable[_StorageId],
+    readers: _ReadersOf,
+    group_of: dict[int, int],
 ) -> int | None:
     """Return the only group other than ``index`` that reads some storages."""
     users: set[int] = set()
@@ -283,7 +309,10 @@ class _GroupTraffic:
 
     @classmethod
     def from_group(
-        cls, group: _Group, readers: _ReadersOf, live_after: set[_StorageId]
+        cls,
+        group: _Group,
+        readers: _ReadersOf,
+        live_after: set[_StorageId],
     ) -> _GroupTraffic:
         members = {id(entry) for entry in group}
         written: dict[_StorageId, Tensor] = {}
@@ -319,7 +348,9 @@ class _GroupTraffic:
 
 
 def _merge_group(
-    group: _Group, readers: _ReadersOf, live_after: set[_StorageId]
+    group: _Group,
+    readers: _ReadersOf,
+    live_after: set[_StorageId],
 ) -> TapeEntry | None:
     """Return a group as one entry.
 

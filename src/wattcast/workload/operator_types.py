@@ -379,11 +379,19 @@ class Elementwise(Operator):
         self._check_elements("rows", self.rows)
         self._check_elements("run", self.run)
 
-    def _check_byte(self, name: str, value: int | None) -> None:
+    def _check_byte(
+        self,
+        name: str,
+        value: int | None,
+    ) -> None:
         if value is not None and value < 0:
             raise bad_value(f"{self.function}.{name}", "bytes, zero or more", value)
 
-    def _check_elements(self, name: str, value: int | None) -> None:
+    def _check_elements(
+        self,
+        name: str,
+        value: int | None,
+    ) -> None:
         if value is not None and (value < 1 or is_any(self.n < value)):
             wanted = f"from 1 to its {self.n} elements"
             raise bad_value(f"{self.function}.{name}", wanted, value)

@@ -5,7 +5,11 @@ optimiser.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import (
+    dataclass,
+    field,
+    replace,
+)
 from itertools import accumulate
 from math import ceil
 from typing import Any, TypeAlias
@@ -217,7 +221,11 @@ class ProgramSection:
                 grads[id(output)] = fill(tape, output.shape, output.dtype)
         return grads
 
-    def _apply_rule(self, node: GradientNode, grads: dict[int, Tensor]) -> None:
+    def _apply_rule(
+        self,
+        node: GradientNode,
+        grads: dict[int, Tensor],
+    ) -> None:
         """Turn the gradients of a step's outputs into those of its inputs."""
         output_grads = [grads.pop(id(output), None) for output in node.outputs]
         if output_grads.count(None) == len(output_grads):
@@ -244,7 +252,11 @@ class Program:
     sections: list[ProgramSection] = field(default_factory=list)
 
     def section(
-        self, label: str, body: SectionBody, *inputs: Tensor, repeat: int = 1
+        self,
+        label: str,
+        body: SectionBody,
+        *inputs: Tensor,
+        repeat: int = 1,
     ) -> list[Tensor]:
         """Trace ``body(tape, *inputs)`` once, as a part that repeats.
 
@@ -342,7 +354,10 @@ class Program:
 
 
 def trace_program(
-    trace: Callable[..., None], dims: Any, run: PassSettings, stages: int = 1
+    trace: Callable[..., None],
+    dims: Any,
+    run: PassSettings,
+    stages: int = 1,
 ) -> Program:
     """Trace one pass by the ``trace(dims, run, program)`` of a model's template."""
     program = Program(run.training, run.tf32, run.adapter_rank > 0, run.wide_norms, stages)
@@ -355,7 +370,10 @@ def _list_operators(entries: Sequence[TapeEntry]) -> tuple[Operator, ...]:
 
 
 def optimiser_block(
-    parameters: int, dtype: Dtype, read_byte: float = 0.0, written_byte: float = 0.0
+    parameters: int,
+    dtype: Dtype,
+    read_byte: float = 0.0,
+    written_byte: float = 0.0,
 ) -> Block:
     """Return one fused AdamW step.
 

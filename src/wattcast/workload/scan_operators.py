@@ -6,7 +6,11 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import ClassVar
 
-from wattcast.workload.operator_base import Operator, OperatorWork, register_operator
+from wattcast.workload.operator_base import (
+    Operator,
+    OperatorWork,
+    register_operator,
+)
 
 
 @register_operator("causal_conv", family="elementwise")

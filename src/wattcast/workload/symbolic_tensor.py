@@ -5,7 +5,11 @@ appends an operator to the tape and, in training, the rule by which gradients fl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import (
+    Callable,
+    Iterator,
+    Sequence,
+)
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
@@ -98,12 +102,20 @@ class Tensor:
         before = self.shape
         return self._view_as(shape, strides, lambda g: g.reshape(*before))
 
-    def _view_as(self, shape: Shape, strides: Shape, rule: GradientRule) -> Tensor:
+    def _view_as(
+        self,
+        shape: Shape,
+        strides: Shape,
+        rule: GradientRule,
+    ) -> Tensor:
         out = Tensor(self.tape, shape, strides, self.dtype, self.storage)
         return out.with_gradient(rule, self)
 
     def with_gradient(
-        self, rule: GradientRule, *inputs: Tensor | None, save: Sequence[Tensor] = ()
+        self,
+        rule: GradientRule,
+        *inputs: Tensor | None,
+        save: Sequence[Tensor] = (),
     ) -> Tensor:
         """Note how the gradient flows back to the inputs, and return the tensor.
 
@@ -112,7 +124,11 @@ class Tensor:
         self.tape.record((self,), inputs, rule, save)
         return self
 
-    def transpose(self, a: int, b: int) -> Tensor:
+    def transpose(
+        self,
+        a: int,
+        b: int,
+    ) -> Tensor:
         """Swap two dimensions."""
         order = list(range(len(self.shape)))
         order[a], order[b] = order[b], order[a]
@@ -150,7 +166,12 @@ class Tensor:
                 strides[axis] = 0
         return self._view_as(shape, tuple(strides), lambda g: g.sum_to(before))
 
-    def slice(self, axis: int, start: int, stop: int) -> Tensor:
+    def slice(
+        self,
+        axis: int,
+        start: int,
+        stop: int,
+    ) -> Tensor:
         """Return ``self[..., start:stop, ...]``; the gradient is zeros with a copy inside."""
         before = self.shape
         axis %= len(before)
@@ -240,7 +261,11 @@ class Tensor:
         if not isinstance(other, Tensor):
             return unary("scale", self, lambda g: g * other)
 
-        def scale(g: Tensor, factor: Tensor, target: Tensor) -> Tensor | None:
+        def scale(
+            g: Tensor,
+            factor: Tensor,
+            target: Tensor,
+        ) -> Tensor | None:
             if not target.needs_grad:
                 return None
             return pointwise("mul", g, factor).sum_to(target.shape).to(target.dtype)
@@ -326,7 +351,12 @@ class Tape:
         """
         return Dtype.TF32 if self.tf32 and dtype is Dtype.FP32 else dtype
 
-    def convolution_dtype(self, dtype: Dtype, *, depthwise: bool = False) -> Dtype:
+    def convolution_dtype(
+        self,
+        dtype: Dtype,
+        *,
+        depthwise: bool = False,
+    ) -> Dtype:
         """Return the format convolutions are computed in.
 
         It is TF32 for fp32 tensors, whatever ``tf32`` says: PyTorch lets cuDNN round fp32 to TF32
@@ -335,13 +365,22 @@ class Tape:
         """
         return Dtype.TF32 if dtype is Dtype.FP32 and not depthwise else dtype
 
-    def empty(self, shape: Shape, dtype: Dtype, strides: Shape | None = None) -> Tensor:
+    def empty(
+        self,
+        shape: Shape,
+        dtype: Dtype,
+        strides: Shape | None = None,
+    ) -> Tensor:
         """Return a new tensor, row-major unless strides are stated."""
         storage = Storage(prod(shape) * dtype.byte)
         return Tensor(self, shape, strides or contiguous_strides(shape), dtype, storage)
 
     def parameter(
-        self, *shape: int, dtype: Dtype, tied: bool = False, trainable: bool = False
+        self,
+        *shape: int,
+        dtype: Dtype,
+        tied: bool = False,
+        trainable: bool = False,
     ) -> Tensor:
         """Return a weight of the model; a ``tied`` one is counted where it first appeared."""
         weight = self.empty(shape, dtype)
@@ -351,13 +390,22 @@ class Tape:
         weights.append(weight)
         return weight
 
-    def emit(self, op: Operator, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> None:
+    def emit(
+        self,
+        op: Operator,
+        reads: Sequence[Tensor],
+        writes: Sequence[Tensor],
+    ) -> None:
         """Append an operator, which must be new, under the current label."""
         op.__dict__["label"] = self.label
         self.entries.append(TapeEntry(op, tuple(reads), tuple(writes)))
 
     def launch(
-        self, op: Operator, reads: Sequence[Tensor], shape: Shape, dtype: Dtype | None = None
+        self,
+        op: Operator,
+        reads: Sequence[Tensor],
+        shape: Shape,
+        dtype: Dtype | None = None,
     ) -> Tensor:
         """Append an operator and return the new tensor that it writes.
 
@@ -406,12 +454,20 @@ class Tape:
         self.nodes.append(GradientNode(outputs, inputs, rule, self.label))
 
 
-def make_tensor(shape: Shape, dtype: Dtype, strides: Shape | None = None) -> Tensor:
+def make_tensor(
+    shape: Shape,
+    dtype: Dtype,
+    strides: Shape | None = None,
+) -> Tensor:
     """Return a tensor that is known by its shape only, as readers of recorded calls need it."""
     return Tape().empty(shape, dtype, strides)
 
 
-def pointwise(function: str, *inputs: Tensor, out_dtype: Dtype | None = None) -> Tensor:
+def pointwise(
+    function: str,
+    *inputs: Tensor,
+    out_dtype: Dtype | None = None,
+) -> Tensor:
     """Launch one elementwise kernel over broadcast inputs; the caller records the gradient."""
     tape = inputs[0].tape
     operands = tuple([(t.shape, t.strides, t.dtype) for t in inputs])
@@ -422,13 +478,20 @@ def pointwise(function: str, *inputs: Tensor, out_dtype: Dtype | None = None) ->
 
 
 def unary(
-    function: str, x: Tensor, back: Callable[[Tensor], Tensor], save: Sequence[Tensor] = ()
+    function: str,
+    x: Tensor,
+    back: Callable[[Tensor], Tensor],
+    save: Sequence[Tensor] = (),
 ) -> Tensor:
     """Launch a pointwise function of one tensor whose gradient is ``back``."""
     return pointwise(function, x).with_gradient(back, x, save=save)
 
 
-def fill(tape: Tape, shape: Shape, dtype: Dtype) -> Tensor:
+def fill(
+    tape: Tape,
+    shape: Shape,
+    dtype: Dtype,
+) -> Tensor:
     """Write a constant or a range; nothing is read."""
     out = tape.empty(shape, dtype)
     tape.emit(Elementwise("fill", out.numel or 1, dtype=dtype), (), (out,))
@@ -481,7 +544,13 @@ def describe_concatenation(parts: Sequence[Tensor], axis: int) -> tuple[Layout, 
     return layout, (rows, run)
 
 
-def reduce(function: str, x: Tensor, shape: Shape, *, across: bool = False) -> Tensor:
+def reduce(
+    function: str,
+    x: Tensor,
+    shape: Shape,
+    *,
+    across: bool = False,
+) -> Tensor:
     """Make few elements out of many; ``n`` counts those read.
 
     ``across``: the innermost dimension stays.

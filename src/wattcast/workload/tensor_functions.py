@@ -23,7 +23,14 @@ from wattcast.workload.operator_types import (
     RmsNorm,
     Softmax,
 )
-from wattcast.workload.symbolic_tensor import Tensor, fill, is_turned, pointwise, reduce, unary
+from wattcast.workload.symbolic_tensor import (
+    Tensor,
+    fill,
+    is_turned,
+    pointwise,
+    reduce,
+    unary,
+)
 
 # Activations whose gradient follows from their result.
 _RESULT_DECIDES_GRADIENT = ("relu", "tanh", "sigmoid")
@@ -157,12 +164,25 @@ def linear(
 
         d_flat = None
         if flat.needs_grad:
-            op = Linear(m=m, n=k, k=n, dtype=math, out_dtype=result)
+            op = Linear(
+                m=m,
+                n=k,
+                k=n,
+                dtype=math,
+                out_dtype=result,
+            )
             d_flat = tape.launch(op, (g, weight), flat.shape, x.dtype)
         d_weight = None
         if weight.needs_grad:
             rows, columns = (k, n) if in_major else (n, k)
-            op = Linear(m=rows, n=columns, k=m, dtype=math, out_dtype=result, turned=True)
+            op = Linear(
+                m=rows,
+                n=columns,
+                k=m,
+                dtype=math,
+                out_dtype=result,
+                turned=True,
+            )
             d_weight = tape.launch(op, (g, factor), weight.shape, x.dtype)
         return d_flat, d_weight, d_bias
 
@@ -207,7 +227,15 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     def multiply(a: Tensor, b: Tensor) -> Tensor:
         m, k = a.shape[1:]
         n = b.shape[2]
-        op = Bmm(b=products, m=m, n=n, k=k, dtype=math, out_dtype=result, turned=is_turned(a, b))
+        op = Bmm(
+            b=products,
+            m=m,
+            n=n,
+            k=k,
+            dtype=math,
+            out_dtype=result,
+            turned=is_turned(a, b),
+        )
         return tape.launch(op, (a, b), (products, m, n), a.dtype)
 
     def back(g: Tensor) -> Sequence[Tensor | None]:
@@ -220,7 +248,11 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def grouped_matmul(
-    x: Tensor, weight: Tensor, groups: Sequence[tuple[int, int]], *, fp8: bool = False
+    x: Tensor,
+    weight: Tensor,
+    groups: Sequence[tuple[int, int]],
+    *,
+    fp8: bool = False,
 ) -> Tensor:
     """Multiply rows of ``x`` by the weight of their group, ``[group, out, in]``.
 
@@ -238,7 +270,15 @@ def grouped_matmul(
     elif fp8:
         factor = _cast_both_orders(x)
     for count, rows in groups:
-        op = Bmm(b=count, m=rows, n=n, k=k, dtype=math, out_dtype=result, weight_dtype=weight_dtype)
+        op = Bmm(
+            b=count,
+            m=rows,
+            n=n,
+            k=k,
+            dtype=math,
+            out_dtype=result,
+            weight_dtype=weight_dtype,
+        )
         tape.emit(op, (factor, weight), (out,))
 
     def back(g: Tensor) -> Sequence[Tensor | None]:
@@ -247,10 +287,25 @@ def grouped_matmul(
         d_x = tape.empty(x.shape, x.dtype)
         d_weight = tape.empty(weight.shape, x.dtype)
         for count, rows in groups:
-            op = Bmm(b=count, m=rows, n=k, k=n, dtype=math, out_dtype=result)
+            op = Bmm(
+                b=count,
+                m=rows,
+                n=k,
+                k=n,
+                dtype=math,
+                out_dtype=result,
+            )
             tape.emit(op, (g, weight), (d_x,))
             if weight.needs_grad:
-                op = Bmm(b=count, m=n, n=k, k=rows, dtype=math, out_dtype=result, turned=True)
+                op = Bmm(
+                    b=count,
+                    m=n,
+                    n=k,
+                    k=rows,
+                    dtype=math,
+                    out_dtype=result,
+                    turned=True,
+                )
                 tape.emit(op, (g, factor), (d_weight,))
         return d_x, d_weight if weight.needs_grad else None
 
@@ -258,7 +313,13 @@ def grouped_matmul(
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, masked: bool = False, dropped: bool = False
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    masked: bool = False,
+    dropped: bool = False,
 ) -> Tensor:
     """Run fused attention of ``[batch, heads, length, dim]``.
 
@@ -299,7 +360,12 @@ def attention(
     return out.with_gradient(back, q, k, v, save=(q, k, v, out))
 
 
-def softmax(x: Tensor, *, wide: bool = False, masked: float = 0.0) -> Tensor:
+def softmax(
+    x: Tensor,
+    *,
+    wide: bool = False,
+    masked: float = 0.0,
+) -> Tensor:
     """Take the softmax over the last dimension; ``wide``: computed and returned in fp32.
 
     ``masked`` is the share of ``x`` that a mask hides.
@@ -312,12 +378,24 @@ def softmax(x: Tensor, *, wide: bool = False, masked: float = 0.0) -> Tensor:
     rows = x.numel // dim
     result = Dtype.FP32 if wide else x.dtype
     widens = result is not x.dtype
-    op = Softmax(rows, dim, out_dtype=result if widens else None, masked=masked, dtype=x.dtype)
+    op = Softmax(
+        rows,
+        dim,
+        out_dtype=result if widens else None,
+        masked=masked,
+        dtype=x.dtype,
+    )
     out = x.tape.launch(op, (x,), x.shape, result)
 
     def back(g: Tensor) -> Tensor:
         narrowed = x.dtype if widens else None
-        op = Softmax(rows, dim, out_dtype=narrowed, backward=True, dtype=result)
+        op = Softmax(
+            rows,
+            dim,
+            out_dtype=narrowed,
+            backward=True,
+            dtype=result,
+        )
         return g.tape.launch(op, (g, out), x.shape, x.dtype)
 
     return out.with_gradient(back, x, save=(out,))
@@ -335,20 +413,36 @@ def cross_entropy(logits: Tensor) -> Tensor:
     softmax = Softmax(rows, dim, dtype=dtype, log=True)
     log_probability = tape.launch(softmax, (logits,), logits.shape)
     picked_byte = rows * (dtype.byte + Dtype.INT64.byte)
-    pick = Elementwise("gather", rows, dtype=dtype, read=picked_byte, write=dtype.byte)
+    pick = Elementwise(
+        "gather",
+        rows,
+        dtype=dtype,
+        read=picked_byte,
+        write=dtype.byte,
+    )
     loss = tape.launch(pick, (log_probability,), (1,))
 
     def back(g: Tensor) -> Tensor:
         d_log_probability = fill(tape, logits.shape, dtype)
         copy = Elementwise("copy", rows, dtype=dtype, read=rows * Dtype.INT64.byte)
         tape.emit(copy, (g,), (d_log_probability,))
-        op = Softmax(rows, dim, dtype=dtype, backward=True, log=True)
+        op = Softmax(
+            rows,
+            dim,
+            dtype=dtype,
+            backward=True,
+            log=True,
+        )
         return tape.launch(op, (d_log_probability, log_probability), logits.shape)
 
     return loss.with_gradient(back, logits, save=(log_probability,))
 
 
-def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+def layer_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+) -> Tensor:
     """Norm over the last dimension in one kernel.
 
     Its backward pass also yields both weight gradients.
@@ -406,7 +500,13 @@ def batch_norm(x: Tensor) -> Tensor:
     wide = "_wide" if tape.wide_norms else ""
     function = f"batchnorm_train{wide}" if tape.training else "batchnorm"
     pixels = prod(x.shape[2:])
-    op = Elementwise(function, x.numel, dtype=x.dtype, rows=channels, run=pixels)
+    op = Elementwise(
+        function,
+        x.numel,
+        dtype=x.dtype,
+        rows=channels,
+        run=pixels,
+    )
 
     if tape.training:
         batch_counter = Elementwise("shift", 1, dtype=Dtype.INT64)
@@ -416,7 +516,14 @@ def batch_norm(x: Tensor) -> Tensor:
     def back(g: Tensor) -> Sequence[Tensor]:
         name = f"batchnorm_grad{wide}"
         read = 4 * x.byte
-        op = Elementwise(name, x.numel, dtype=x.dtype, read=read, rows=channels, run=pixels)
+        op = Elementwise(
+            name,
+            x.numel,
+            dtype=x.dtype,
+            read=read,
+            rows=channels,
+            run=pixels,
+        )
         d_x = tape.launch(op, (g, x), x.shape, x.dtype)
         d_weight = tape.empty((channels,), x.dtype)
         d_bias = tape.empty((channels,), x.dtype)
@@ -425,7 +532,11 @@ def batch_norm(x: Tensor) -> Tensor:
     return out.with_gradient(back, x, weight, bias, save=(x,))
 
 
-def embedding(weight: Tensor, tokens: tuple[int, ...], indices: int | None = None) -> Tensor:
+def embedding(
+    weight: Tensor,
+    tokens: tuple[int, ...],
+    indices: int | None = None,
+) -> Tensor:
     """Look up rows of ``weight`` for int64 tokens (``indices`` distinct ones in memory)."""
     return _gather_rows(weight, (*tokens, weight.shape[-1]), indices or prod(tokens))
 
@@ -435,7 +546,11 @@ def pick_rows(x: Tensor, rows: int) -> Tensor:
     return _gather_rows(x, (rows, *x.shape[1:]), rows)
 
 
-def _gather_rows(table: Tensor, shape: tuple[int, ...], indices: int) -> Tensor:
+def _gather_rows(
+    table: Tensor,
+    shape: tuple[int, ...],
+    indices: int,
+) -> Tensor:
     """Gather rows; their gradients are added into zeros."""
     elements = prod(shape)
     read = elements * table.dtype.byte + indices * Dtype.INT64.byte
@@ -444,11 +559,21 @@ def _gather_rows(table: Tensor, shape: tuple[int, ...], indices: int) -> Tensor:
     return out.with_gradient(lambda g: scatter_gradient(g, table, indices), table)
 
 
-def scatter_gradient(g: Tensor, table: Tensor, indices: int) -> Tensor:
+def scatter_gradient(
+    g: Tensor,
+    table: Tensor,
+    indices: int,
+) -> Tensor:
     """Return the gradient of picking elements: zeros, with values added in their places."""
     out = fill(g.tape, table.shape, table.dtype)
     read = 2 * g.byte + indices * Dtype.INT64.byte
-    op = Elementwise("scatter_add", g.numel, dtype=g.dtype, read=read, write=g.byte)
+    op = Elementwise(
+        "scatter_add",
+        g.numel,
+        dtype=g.dtype,
+        read=read,
+        write=g.byte,
+    )
     g.tape.emit(op, (g,), (out,))
     return out
 
@@ -481,7 +606,11 @@ def sum_picked_rows(x: Tensor, rows: int) -> Tensor:
     return tape.launch(op, (x,), (rows, dim)).with_gradient(back, x)
 
 
-def gather_parts(x: Tensor, gpus: int, stride: int = 1) -> None:
+def gather_parts(
+    x: Tensor,
+    gpus: int,
+    stride: int = 1,
+) -> None:
     """Pass all parts of ``x`` to all GPUs."""
     if gpus > 1:
         byte = gpus * x.numel * x.dtype.byte
@@ -490,13 +619,25 @@ def gather_parts(x: Tensor, gpus: int, stride: int = 1) -> None:
 
 
 def send_rows(
-    x: Tensor, rows: int, byte: int, gpus: int, stride: int = 1, overlaps: int = 0
+    x: Tensor,
+    rows: int,
+    byte: int,
+    gpus: int,
+    stride: int = 1,
+    overlaps: int = 0,
 ) -> Tensor:
     """Send rows of ``x`` to the GPUs that need them and return the ``rows`` received.
 
     Gradients go the way back.
     """
-    op = Collective("all_to_all", byte, gpus, dtype=x.dtype, stride=stride, overlaps=overlaps)
+    op = Collective(
+        "all_to_all",
+        byte,
+        gpus,
+        dtype=x.dtype,
+        stride=stride,
+        overlaps=overlaps,
+    )
     out = x.tape.launch(op, (x,), (rows, x.shape[-1]))
     return out.with_gradient(lambda g: send_rows(g, x.shape[0], byte, gpus, stride), x)
 
@@ -561,7 +702,13 @@ def convolve(
 
 
 def _describe_convolution(
-    x: Tensor, filters: int, size: int, stride: int, padding: int, groups: int, dtype: Dtype
+    x: Tensor,
+    filters: int,
+    size: int,
+    stride: int,
+    padding: int,
+    groups: int,
+    dtype: Dtype,
 ) -> Conv2d:
     """Return the convolution of pictures, or of signals, which are pictures one row high."""
     n, c, *sides = x.shape
@@ -594,7 +741,12 @@ def _describe_convolution(
     )
 
 
-def max_pool(x: Tensor, size: int, stride: int, padding: int) -> Tensor:
+def max_pool(
+    x: Tensor,
+    size: int,
+    stride: int,
+    padding: int,
+) -> Tensor:
     """Take the largest of each window; the kernel also writes its place as an int64."""
     tape = x.tape
     n, c, *sides = x.shape
@@ -602,11 +754,23 @@ def max_pool(x: Tensor, size: int, stride: int, padding: int) -> Tensor:
     elements = prod(shape)
     index_byte = elements * Dtype.INT64.byte
     write = elements * x.dtype.byte + index_byte
-    op = Elementwise("pool", x.numel, dtype=x.dtype, write=write, rows=n * c)
+    op = Elementwise(
+        "pool",
+        x.numel,
+        dtype=x.dtype,
+        write=write,
+        rows=n * c,
+    )
     out = tape.launch(op, (x,), shape)
 
     def back(g: Tensor) -> Tensor:
-        op = Elementwise("pool_grad", x.numel, dtype=x.dtype, read=g.byte + index_byte, rows=n * c)
+        op = Elementwise(
+            "pool_grad",
+            x.numel,
+            dtype=x.dtype,
+            read=g.byte + index_byte,
+            rows=n * c,
+        )
         return tape.launch(op, (g,), x.shape, x.dtype)
 
     return out.with_gradient(back, x)

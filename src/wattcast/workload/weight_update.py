@@ -19,7 +19,11 @@ from wattcast.core import Dtype
 from wattcast.workload.graph import Block
 from wattcast.workload.model_options import WeightUpdate
 from wattcast.workload.operator_types import Elementwise
-from wattcast.workload.program import ADAMW_ELEMENTS_PER_LAUNCH, Program, optimiser_block
+from wattcast.workload.program import (
+    ADAMW_ELEMENTS_PER_LAUNCH,
+    Program,
+    optimiser_block,
+)
 
 # Passes of masters before and after the fused kernel: function, and bytes of one weight that it
 # reads and writes. Weights and gradients have two bytes.
@@ -52,7 +56,11 @@ _SEPARATE = (
 )
 
 
-def update_block(program: Program, dtype: Dtype, update: WeightUpdate) -> Block:
+def update_block(
+    program: Program,
+    dtype: Dtype,
+    update: WeightUpdate,
+) -> Block:
     """Return the AdamW update of a program's weights, which have ``dtype``."""
     if update is WeightUpdate.FUSED:
         return optimiser_block(program.parameter_count, dtype)
@@ -67,7 +75,11 @@ def _update_masters(weights: int) -> Block:
     launches = max(-(-weights // ADAMW_ELEMENTS_PER_LAUNCH), 1)
     elements = -(-weights // launches)
 
-    def walk(function: str, read: int, written: int) -> Elementwise:
+    def walk(
+        function: str,
+        read: int,
+        written: int,
+    ) -> Elementwise:
         return Elementwise(
             function,
             elements,

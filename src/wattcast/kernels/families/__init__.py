@@ -16,7 +16,12 @@ from typing import Any, TypeAlias
 from wattcast.core import bad_value
 from wattcast.core.arrays import Array
 from wattcast.core.measured_calls import CallBuilder, register_measured_call
-from wattcast.kernels.kernel_table import Columns, ConditionColumns, FamilyColumns, ReferenceChip
+from wattcast.kernels.kernel_table import (
+    Columns,
+    ConditionColumns,
+    FamilyColumns,
+    ReferenceChip,
+)
 from wattcast.workload.operator_base import Operator
 
 # (operators, their conditions, FLOP per cycle and SM of the pipe of each, the reference chip)

@@ -20,7 +20,11 @@ from typing import NamedTuple
 import numpy as np
 
 from wattcast.coefficients import load_coefficients
-from wattcast.core.arrays import Array, CodedColumn, Mask
+from wattcast.core.arrays import (
+    Array,
+    CodedColumn,
+    Mask,
+)
 from wattcast.kernels.families import KernelMapping, register_kernels
 from wattcast.kernels.families.special_grids import power_of_two
 from wattcast.kernels.kernel_table import (
@@ -74,7 +78,11 @@ _HEAD_LAUNCHES = 2.0  # cuDNN's that add up heads which share keys
 _PAD_LAUNCHES = 6.0
 
 
-def cudnn_parts(blocks: float, keys: int, sm_count: float) -> float:
+def cudnn_parts(
+    blocks: float,
+    keys: int,
+    sm_count: float,
+) -> float:
     """Return the parts that cuDNN cuts the cache into, for ``blocks`` heads of keys of all batches.
 
     >>> cudnn_parts(16, 2048, 132), cudnn_parts(40, 8192, 132)
@@ -91,7 +99,12 @@ def cudnn_parts(blocks: float, keys: int, sm_count: float) -> float:
 
 
 @lru_cache(maxsize=4096)
-def flash_parts(blocks: float, keys: int, head_dim: int, sm_count: float) -> float:
+def flash_parts(
+    blocks: float,
+    keys: int,
+    head_dim: int,
+    sm_count: float,
+) -> float:
     """Return the parts that FlashAttention cuts the cache into, for ``blocks`` of queries.
 
     >>> flash_parts(96, 8192, 64, 132), flash_parts(64, 4096, 128, 132)
@@ -104,7 +117,12 @@ def flash_parts(blocks: float, keys: int, head_dim: int, sm_count: float) -> flo
     return float(fill_with_parts(blocks, ceil(keys / block_keys), 2.0 * sm_count))
 
 
-def fill_with_parts(tiles: float, steps: int, slots: float, any_number: bool = False) -> int:
+def fill_with_parts(
+    tiles: float,
+    steps: int,
+    slots: float,
+    any_number: bool = False,
+) -> int:
     """Return the parts into which FlashAttention cuts ``steps`` blocks of keys.
 
     There are ``tiles`` on a chip with ``slots`` for tiles. Numbers of parts that do not shorten the
@@ -173,7 +191,10 @@ class _Blocks(NamedTuple):
 
 
 def attention_work(
-    ops: Sequence[Attention], conditions: ConditionColumns, rate: Array, reference: ReferenceChip
+    ops: Sequence[Attention],
+    conditions: ConditionColumns,
+    rate: Array,
+    reference: ReferenceChip,
 ) -> FamilyColumns:
     """Return kernel families, work columns and features of fused attention."""
     sizes = _Sizes(*count_columns(ops, _read_columns))
@@ -258,7 +279,11 @@ _read_columns: Callable[[Attention], tuple[float, ...]] = attrgetter(
 )
 
 
-def _cut_blocks(sizes: _Sizes, is_flash: Mask, sm_count: float) -> _Blocks:
+def _cut_blocks(
+    sizes: _Sizes,
+    is_flash: Mask,
+    sm_count: float,
+) -> _Blocks:
     """Return how attention is cut: a block for 128 queries of a head, in decode for a part."""
     is_decode = sizes.is_decode
     parts = _cut_caches(sizes, is_flash, sm_count)
@@ -278,7 +303,11 @@ def _cut_blocks(sizes: _Sizes, is_flash: Mask, sm_count: float) -> _Blocks:
     return _Blocks(parts, rows, units, keys, met_share, slots)
 
 
-def _cut_caches(sizes: _Sizes, is_flash: Mask, sm_count: float) -> Array:
+def _cut_caches(
+    sizes: _Sizes,
+    is_flash: Mask,
+    sm_count: float,
+) -> Array:
     """Return the parts that the library cuts each cache into."""
     parts = np.ones(len(sizes.batch))
     is_cut = sizes.is_decode & (sizes.backward == 0) & sizes.is_half
@@ -330,7 +359,12 @@ def _name_families(sizes: _Sizes, is_flash: Mask) -> CodedColumn[str]:
     return CodedColumn(names, np.ravel_multi_index(bits, shape))
 
 
-def _kernel_family(backward: bool, decode: bool, flash: bool, dropout: bool) -> str:
+def _kernel_family(
+    backward: bool,
+    decode: bool,
+    flash: bool,
+    dropout: bool,
+) -> str:
     """Return the kernel family.
 
     Gradients and dropped weights are kernels of their own, as is each library's.

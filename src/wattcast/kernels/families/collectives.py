@@ -48,7 +48,10 @@ def sent_byte(op: Collective) -> float:
 
 
 def collective_work(
-    ops: Sequence[Collective], conditions: ConditionColumns, rate: Array, reference: ReferenceChip
+    ops: Sequence[Collective],
+    conditions: ConditionColumns,
+    rate: Array,
+    reference: ReferenceChip,
 ) -> FamilyColumns:
     """Return the work of a kernel for each collective: SMs that copy, and bytes through L2 and
     DRAM.

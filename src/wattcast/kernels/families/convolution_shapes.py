@@ -17,7 +17,12 @@ from wattcast.kernels.families.product_shapes import (
     pipe_code,
 )
 from wattcast.kernels.kernel_choice import ProductSizes
-from wattcast.kernels.kernel_table import Columns, as_columns, log2_alignment, log2_size
+from wattcast.kernels.kernel_table import (
+    Columns,
+    as_columns,
+    log2_alignment,
+    log2_size,
+)
 from wattcast.workload.operator_types import Conv2d
 
 CONVOLUTION_CHOICE_COLUMNS = (

@@ -15,7 +15,11 @@ import numpy as np
 
 from wattcast.coefficients import load_coefficients
 from wattcast.core import Dtype
-from wattcast.core.arrays import Array, CodedColumn, index_distinct
+from wattcast.core.arrays import (
+    Array,
+    CodedColumn,
+    index_distinct,
+)
 from wattcast.kernels.families import KernelMapping, register_kernels
 from wattcast.kernels.families.convolution_shapes import (
     ConvolutionShapes,
@@ -30,7 +34,11 @@ from wattcast.kernels.families.depthwise_convolutions import (
 )
 from wattcast.kernels.families.matrix_products import PRODUCT_KERNELS
 from wattcast.kernels.families.product_shapes import is_point_convolution, product_features
-from wattcast.kernels.families.product_tiles import LibraryRules, fastest_tile, tile_columns
+from wattcast.kernels.families.product_tiles import (
+    LibraryRules,
+    fastest_tile,
+    tile_columns,
+)
 from wattcast.kernels.kernel_choice import ProductSizes, pick_kernels
 from wattcast.kernels.kernel_labels import (
     HOPPER_KIND,
@@ -89,7 +97,10 @@ class _Layouts(NamedTuple):
 
 
 def convolution_work(
-    ops: Sequence[Conv2d], conditions: ConditionColumns, rate: Array, reference: ReferenceChip
+    ops: Sequence[Conv2d],
+    conditions: ConditionColumns,
+    rate: Array,
+    reference: ReferenceChip,
 ) -> FamilyColumns:
     """Return kernel families, work and features of convolutions that are not point convolutions."""
     shapes = collect_shapes(ops)
@@ -186,7 +197,11 @@ def _choose_layouts(shapes: ConvolutionShapes, picks: KernelPicks) -> _Layouts:
     )
 
 
-def _count_turned(batch: Array, pixels: Array, channels: Array) -> Array:
+def _count_turned(
+    batch: Array,
+    pixels: Array,
+    channels: Array,
+) -> Array:
     """Return the elements of the whole blocks that turn ``batch`` images."""
     pixel_blocks = np.ceil(pixels / _TURN_SIDE)
     channel_blocks = np.ceil(channels / _TURN_SIDE)
@@ -202,7 +217,10 @@ def _name_depthwise(ops: Sequence[Conv2d], shapes: ConvolutionShapes) -> list[st
 
 
 def _with_depthwise(
-    work: Columns, ops: Sequence[Conv2d], kinds: Sequence[str], moved_byte: Array
+    work: Columns,
+    ops: Sequence[Conv2d],
+    kinds: Sequence[str],
+    moved_byte: Array,
 ) -> Columns:
     """Return work with the rows of depthwise convolutions replaced."""
     rows = [row for row, kind in enumerate(kinds) if kind]
@@ -222,7 +240,10 @@ def _with_depthwise(
 
 
 def _describe_rows(
-    shapes: ConvolutionShapes, tile: Columns, layouts: _Layouts, reference: ReferenceChip
+    shapes: ConvolutionShapes,
+    tile: Columns,
+    layouts: _Layouts,
+    reference: ReferenceChip,
 ) -> tuple[Columns, Columns, Columns]:
     """Return features of the learned residual: plain, in logs, and by alignment."""
     plain, logs, aligned = product_features(shapes.product, tile, reference)
@@ -263,7 +284,11 @@ def _name_choosers(ops: Sequence[Conv2d], shapes: ConvolutionShapes) -> list[str
     return names
 
 
-_CHOOSERS = {Dtype.TF32: "conv2d-tf32", Dtype.FP32: "conv2d-fp32", Dtype.FP64: "conv2d-fp32"}
+_CHOOSERS = {
+    Dtype.TF32: "conv2d-tf32",
+    Dtype.FP32: "conv2d-fp32",
+    Dtype.FP64: "conv2d-fp32",
+}
 
 
 def _pick_kernels(
@@ -296,7 +321,10 @@ def _pick_kernels(
 
 
 def _choose_fastest(
-    choosers: Sequence[str], shapes: ConvolutionShapes, rate: Array, reference: ReferenceChip
+    choosers: Sequence[str],
+    shapes: ConvolutionShapes,
+    rate: Array,
+    reference: ReferenceChip,
 ) -> list[KernelLabel]:
     """Return labels of convolutions without a fitted choice; nobody looks at those of others."""
     fitted = reference.choice or ()
@@ -304,7 +332,11 @@ def _choose_fastest(
     b, m, n, k = (size[rows] for size in shapes.product)
     is_simt = shapes.simt[rows] > 0
     never = np.zeros(len(rows), dtype=bool)
-    rules = LibraryRules(slim=never, whole=~never, cuda=is_simt)
+    rules = LibraryRules(
+        slim=never,
+        whole=~never,
+        cuda=is_simt,
+    )
     tile = fastest_tile((b, m, n, k), shapes.width[rows], rate[rows], rules, reference)
 
     fast_kind = "ampere" if reference.style is LibraryStyle.AMPERE else "hopper"
@@ -316,7 +348,9 @@ def _choose_fastest(
 
 
 def _split_filter_gradients(
-    shapes: ConvolutionShapes, picks: KernelPicks, reference: ReferenceChip
+    shapes: ConvolutionShapes,
+    picks: KernelPicks,
+    reference: ReferenceChip,
 ) -> Array:
     """Return the parts of K of all picks, ``(row, pick)``.
 

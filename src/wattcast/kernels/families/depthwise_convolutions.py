@@ -65,13 +65,21 @@ def depthwise_work(op: Conv2d, kind: str) -> DepthwiseWork:
         work = _filter_work(op, work)
     elif kind == "last.special":
         units = out_byte / width / _SPECIAL_ELEMENTS
-        work = work._replace(units=units, slots=_wide_slots(taps), shared_byte=0.6)
+        work = work._replace(
+            units=units,
+            slots=_wide_slots(taps),
+            shared_byte=0.6,
+        )
     elif kind == "last.back":
         units = image_byte / width / _BACK_ELEMENTS
         work = work._replace(units=units, slots=_wide_slots(taps))
     elif kind in _TAP_KERNELS:
         # A part of the taps of each result passes L2 again.
-        work = work._replace(slots=12.0, shared_byte=1.1, reread_byte=taps / 5.0 * out_byte)
+        work = work._replace(
+            slots=12.0,
+            shared_byte=1.1,
+            reread_byte=taps / 5.0 * out_byte,
+        )
     elif kind == "last.direct":
         # Elements of a pixel lie in lines far apart: as long as forty taps, whatever its filter.
         work = work._replace(steps=40.0)

@@ -11,7 +11,11 @@ from operator import attrgetter
 
 import numpy as np
 
-from wattcast.core.arrays import Array, CodedColumn, map_distinct
+from wattcast.core.arrays import (
+    Array,
+    CodedColumn,
+    map_distinct,
+)
 from wattcast.kernels.families import KernelMapping, register_kernels
 from wattcast.kernels.families.elementwise_grids import (
     make_streaming_grids,
@@ -46,7 +50,10 @@ _KERNEL_FAMILIES = tuple(f"elementwise.{kernel}" for kernel in KERNELS)
 
 
 def elementwise_work(
-    ops: Sequence[Elementwise], conditions: ConditionColumns, rate: Array, reference: ReferenceChip
+    ops: Sequence[Elementwise],
+    conditions: ConditionColumns,
+    rate: Array,
+    reference: ReferenceChip,
 ) -> FamilyColumns:
     """Return kernel families, work columns and features of pointwise functions and data
     movement.
@@ -130,7 +137,11 @@ def _l2_byte(sizes: ElementwiseSizes) -> Array:
     return moved
 
 
-def _describe_rows(sizes: ElementwiseSizes, issue: Array, rounds: Array) -> Columns:
+def _describe_rows(
+    sizes: ElementwiseSizes,
+    issue: Array,
+    rounds: Array,
+) -> Columns:
     """Return features of the learned residual."""
     form = sizes.form
     ratio = np.maximum(sizes.read, 1.0) / np.maximum(sizes.write, 1.0)

@@ -28,7 +28,12 @@ from wattcast.kernels.families.elementwise_sizes import (
     ElementwiseSizes,
 )
 from wattcast.kernels.families.special_grids import power_of_two
-from wattcast.kernels.kernel_table import SM_THREADS, WORK, LaunchGrid, as_columns
+from wattcast.kernels.kernel_table import (
+    SM_THREADS,
+    WORK,
+    LaunchGrid,
+    as_columns,
+)
 
 ISSUE_PER_CYCLE = 128.0  # instructions of threads that an SM issues: four warps
 _MOST_BLOCKS = 16.0  # of an SM in flight: the chip starts small blocks no faster
@@ -50,7 +55,9 @@ def _kernel_issues() -> Array:
 
 
 def make_streaming_grids(
-    sizes: ElementwiseSizes, missing: Array, sm_count: float
+    sizes: ElementwiseSizes,
+    missing: Array,
+    sm_count: float,
 ) -> tuple[Array, Array]:
     """Return instructions for an element, and grids of kernels that stream through all elements.
 
@@ -85,7 +92,11 @@ def replace_grids(grid: Array, grids: Mapping[int, LaunchGrid]) -> None:
 
 
 def replace_row_grids(
-    grid: Array, sizes: ElementwiseSizes, issue: Array, missing: Array, sm_count: float
+    grid: Array,
+    sizes: ElementwiseSizes,
+    issue: Array,
+    missing: Array,
+    sm_count: float,
 ) -> None:
     """Put in the grids of kernels that are cut by rows, of which a workload has a few."""
     places = (sizes.kernel >= CAT).nonzero()[0]
@@ -136,7 +147,11 @@ class _RowSizes(NamedTuple):
     def issue_cycles(self) -> float:
         return self.n * self.issue / ISSUE_PER_CYCLE
 
-    def busy_cycles(self, units: float, sm_count: float) -> float:
+    def busy_cycles(
+        self,
+        units: float,
+        sm_count: float,
+    ) -> float:
         """Return the cycles of the busiest SM, which issues or stores."""
         store_cycles = self.write / ELEMENTWISE.store_byte_per_cycle
         return max(self.issue_cycles, store_cycles) / min(units, sm_count)
@@ -199,7 +214,10 @@ _GRID_OF_KERNEL = {
 
 
 def _reduction_blocks(
-    rows: float, columns: float, width: float, sm_count: float
+    rows: float,
+    columns: float,
+    width: float,
+    sm_count: float,
 ) -> tuple[float, float, int]:
     """Return the blocks of PyTorch's reduction over rows, loads of a thread in turn, and parts.
 

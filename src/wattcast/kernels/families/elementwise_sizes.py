@@ -21,10 +21,18 @@ import numpy.typing as npt
 
 from wattcast.coefficients import load_coefficients
 from wattcast.core import Dtype
-from wattcast.core.arrays import Array, Mask, map_distinct
+from wattcast.core.arrays import (
+    Array,
+    Mask,
+    map_distinct,
+)
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.kernels.families.special_grids import appends_to_cache
-from wattcast.kernels.kernel_table import ConditionColumns, as_columns, count_columns
+from wattcast.kernels.kernel_table import (
+    ConditionColumns,
+    as_columns,
+    count_columns,
+)
 from wattcast.workload.operator_base import find_function, index_words
 from wattcast.workload.operator_types import Elementwise, Layout
 
@@ -254,7 +262,11 @@ def _describe_form(form: _Form) -> tuple[float, ...]:
     return tuple(columns[field] for field in FormColumns._fields)
 
 
-def _choose_kernels(name: str, layout: Layout, dtype: Dtype) -> tuple[int, int, bool]:
+def _choose_kernels(
+    name: str,
+    layout: Layout,
+    dtype: Dtype,
+) -> tuple[int, int, bool]:
     """Return the kernel of a form, that of operands which lie whole, and whether both may run."""
     is_open = layout is not Layout.CONTIGUOUS
     whole_kernel = COPY if name == "copy" else VECTOR

@@ -9,7 +9,11 @@ from operator import attrgetter
 import numpy as np
 
 from wattcast.core import Dtype
-from wattcast.core.arrays import Array, CodedColumn, map_distinct
+from wattcast.core.arrays import (
+    Array,
+    CodedColumn,
+    map_distinct,
+)
 from wattcast.kernels.families import KernelMapping, register_kernels
 from wattcast.kernels.families.product_shapes import (
     CUDA_CORE_FORMATS,
@@ -24,8 +28,16 @@ from wattcast.kernels.families.product_tiles import (
     reread_byte,
     tile_columns,
 )
-from wattcast.kernels.kernel_choice import TF32_CODE, ProductSizes, pick_kernels
-from wattcast.kernels.kernel_labels import KERNEL_KINDS, TILES, KernelLabel
+from wattcast.kernels.kernel_choice import (
+    TF32_CODE,
+    ProductSizes,
+    pick_kernels,
+)
+from wattcast.kernels.kernel_labels import (
+    KERNEL_KINDS,
+    TILES,
+    KernelLabel,
+)
 from wattcast.kernels.kernel_picks import KernelPicks, blend_families
 from wattcast.kernels.kernel_table import (
     Columns,
@@ -54,7 +66,10 @@ _SHAPE_FEATURES = (
 
 
 def product_work(
-    ops: Sequence[Operator], conditions: ConditionColumns, rate: Array, reference: ReferenceChip
+    ops: Sequence[Operator],
+    conditions: ConditionColumns,
+    rate: Array,
+    reference: ReferenceChip,
 ) -> FamilyColumns:
     """Return kernel families, work columns and features of products."""
     shapes = collect_shapes(ops)
@@ -94,7 +109,10 @@ def product_work(
 
 
 def _dram_byte(
-    shapes: ProductShapes, conditions: ConditionColumns, tile: Columns, reference: ReferenceChip
+    shapes: ProductShapes,
+    conditions: ConditionColumns,
+    tile: Columns,
+    reference: ReferenceChip,
 ) -> tuple[Array, Array]:
     """Return the bytes that products read from device memory and write to it.
 
@@ -188,7 +206,10 @@ def _pick_kernels(
 
 
 def pick_products(
-    op: Operator, condition: RunCondition, rate: float, reference: ReferenceChip
+    op: Operator,
+    condition: RunCondition,
+    rate: float,
+    reference: ReferenceChip,
 ) -> list[tuple[KernelLabel, float]]:
     """Return the kernels that one product may run and how likely each is, the likeliest first.
 
@@ -210,7 +231,10 @@ def pick_products(
 
 
 def _choose_fastest(
-    ops: Sequence[Operator], shapes: ProductShapes, rate: Array, reference: ReferenceChip
+    ops: Sequence[Operator],
+    shapes: ProductShapes,
+    rate: Array,
+    reference: ReferenceChip,
 ) -> list[KernelLabel]:
     """Return the kernels that a library takes where no choice was fitted."""
     dtypes = index_words(ops, attrgetter("dtype"))
@@ -240,7 +264,13 @@ def _choose_fastest(
     return labels
 
 
-def _choose_kind(simt: bool, aligned: bool, odd: bool, rows: float, style: LibraryStyle) -> str:
+def _choose_kind(
+    simt: bool,
+    aligned: bool,
+    odd: bool,
+    rows: float,
+    style: LibraryStyle,
+) -> str:
     """Return the kind of kernel where no choice was fitted.
 
     Hopper's kernels need 16-byte rows of both operands and of the result; odd sizes fall back
@@ -256,7 +286,10 @@ def _choose_kind(simt: bool, aligned: bool, odd: bool, rows: float, style: Libra
 
 
 def _name_families(
-    ops: Sequence[Operator], shapes: ProductShapes, picks: KernelPicks, reference: ReferenceChip
+    ops: Sequence[Operator],
+    shapes: ProductShapes,
+    picks: KernelPicks,
+    reference: ReferenceChip,
 ) -> tuple[CodedColumn[str], Columns]:
     """Return the likeliest kernel family of each row, and how likely each family is."""
     dtypes = index_words(ops, attrgetter("dtype"))
@@ -287,7 +320,11 @@ def _kernel_family(form: tuple[Dtype, bool, bool], kind: str) -> str:
     return f"gemm.{kind}"
 
 
-_PIPES = {Dtype.FP8: "fp8", Dtype.INT8: "fp8", Dtype.TF32: "tf32"}
+_PIPES = {
+    Dtype.FP8: "fp8",
+    Dtype.INT8: "fp8",
+    Dtype.TF32: "tf32",
+}
 
 PRODUCT_KERNELS = KernelMapping(
     product_work, tensor_cores=True, choice_inputs=product_choice_inputs

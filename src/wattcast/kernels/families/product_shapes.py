@@ -11,9 +11,17 @@ from wattcast.core import Dtype
 from wattcast.core.arrays import Array
 from wattcast.kernels.kernel_choice import TF32_CODE, ProductSizes
 from wattcast.kernels.kernel_labels import STANDARD_SIDE
-from wattcast.kernels.kernel_table import Columns, ReferenceChip, count_columns
+from wattcast.kernels.kernel_table import (
+    Columns,
+    ReferenceChip,
+    count_columns,
+)
 from wattcast.workload.operator_base import Operator
-from wattcast.workload.operator_types import Bmm, Conv2d, Linear
+from wattcast.workload.operator_types import (
+    Bmm,
+    Conv2d,
+    Linear,
+)
 
 # A row must be a multiple of this for the fast kernels: a 16-byte access on every row.
 FAST_BYTE = 16
@@ -226,7 +234,12 @@ def _is_dense_point(op: Conv2d) -> bool:
     return has_one_tap and has_no_stride and has_no_padding and op.groups <= 1
 
 
-def choice_columns(b: Array, m: Array, n: Array, k: Array) -> Columns:
+def choice_columns(
+    b: Array,
+    m: Array,
+    n: Array,
+    k: Array,
+) -> Columns:
     """Return sizes as the kernel choice sees them, in log2."""
     log_b, log_m, log_n, log_k, log_out = np.log2(np.array([b, m, n, k, b * m * n]))
     return {
@@ -240,7 +253,9 @@ def choice_columns(b: Array, m: Array, n: Array, k: Array) -> Columns:
 
 
 def product_features(
-    sizes: ProductSizes, tile: Columns, reference: ReferenceChip
+    sizes: ProductSizes,
+    tile: Columns,
+    reference: ReferenceChip,
 ) -> tuple[Columns, Columns, Columns]:
     """Return features of a shape for the learned residual: plain, in logs, and by alignment."""
     b, m, n, k = sizes
@@ -264,7 +279,15 @@ def product_features(
         "split": tile["split"],
         "log_units": tile["units"],
     }
-    return plain, logs, {"align_m": m, "align_n": n, "align_k": k}
+    return (
+        plain,
+        logs,
+        {
+            "align_m": m,
+            "align_n": n,
+            "align_k": k,
+        },
+    )
 
 
 def pipe_code(dtype: Dtype) -> float:

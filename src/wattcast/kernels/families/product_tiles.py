@@ -32,7 +32,12 @@ from wattcast.kernels.kernel_labels import (
     kind_columns,
 )
 from wattcast.kernels.kernel_picks import KernelPicks, picks_of_labels
-from wattcast.kernels.kernel_table import Columns, LibraryStyle, ReferenceChip, wave_fill
+from wattcast.kernels.kernel_table import (
+    Columns,
+    LibraryStyle,
+    ReferenceChip,
+    wave_fill,
+)
 
 # Sides of the tiles that cuBLAS's Hopper and Ampere kernels come in, along outputs and tokens.
 _SIDE_N = np.array(
@@ -150,7 +155,12 @@ def _count_tiles(
     )
 
 
-def _split_parts(k: Array, step: Array, filling: Array, constants: TileConstants) -> Array:
+def _split_parts(
+    k: Array,
+    step: Array,
+    filling: Array,
+    constants: TileConstants,
+) -> Array:
     """Return the parts of K that fill the chip.
 
     Hopper's kernels make two or more, others as many as the length of K asks for.
@@ -163,7 +173,10 @@ def _split_parts(k: Array, step: Array, filling: Array, constants: TileConstants
 
 
 def _without_tiles(
-    tiled: _TileColumns, products: _Products, picks: KernelPicks, reference: ReferenceChip
+    tiled: _TileColumns,
+    products: _Products,
+    picks: KernelPicks,
+    reference: ReferenceChip,
 ) -> _TileColumns:
     """Put in what kernels without a tile do: a block takes some outputs of all rows."""
     b, m, n, k, width = products
@@ -181,7 +194,10 @@ def _without_tiles(
 
 
 def _cuda_arithmetic(
-    constants: TileConstants, rate: Array, reference: ReferenceChip, least_feed: float
+    constants: TileConstants,
+    rate: Array,
+    reference: ReferenceChip,
+    least_feed: float,
 ) -> Array:
     """Return by how much arithmetic on CUDA cores counts as more, ``(row, pick)``."""
     feed = np.maximum(constants.feed, least_feed)
@@ -208,7 +224,10 @@ def _average_picks(tiled: _TileColumns, picks: KernelPicks) -> Columns:
 
 
 def count_label(
-    shapes: ProductShapes, label: KernelLabel, rate: float, reference: ReferenceChip
+    shapes: ProductShapes,
+    label: KernelLabel,
+    rate: float,
+    reference: ReferenceChip,
 ) -> dict[str, float]:
     """Return what one product does as tiles of a kernel: units, steps, loads, bytes of a stage."""
     picks = picks_of_labels({0: label}, [NOT_RUN])
@@ -287,7 +306,11 @@ def fastest_tile(
     return FastestTile(side_n[best], side_m[best], split[best])
 
 
-def _feed(area: Array, rules: LibraryRules, reference: ReferenceChip) -> Array:
+def _feed(
+    area: Array,
+    rules: LibraryRules,
+    reference: ReferenceChip,
+) -> Array:
     """Return the share of its pipe's rate that each tile can feed, ``(tile,)`` or ``(row,
     tile)``.
     """
@@ -327,7 +350,11 @@ def _feed_cuda_cores(area: Array, reference: ReferenceChip) -> Array:
 
 
 def reread_byte(
-    m: Array, n: Array, operand_byte: Array, resident: Array, tile: Mapping[str, Array]
+    m: Array,
+    n: Array,
+    operand_byte: Array,
+    resident: Array,
+    tile: Mapping[str, Array],
 ) -> Array:
     """Return the bytes that device memory gives again because tiles in flight outgrow L2.
 

@@ -16,7 +16,11 @@ import numpy.typing as npt
 
 from wattcast.coefficients import load_coefficients
 from wattcast.core import Dtype
-from wattcast.core.arrays import Array, CodedColumn, Mask
+from wattcast.core.arrays import (
+    Array,
+    CodedColumn,
+    Mask,
+)
 from wattcast.kernels.families import KernelMapping, register_kernels
 from wattcast.kernels.kernel_table import (
     SM_THREADS,
@@ -31,7 +35,12 @@ from wattcast.kernels.kernel_table import (
     wave_fill,
 )
 from wattcast.workload.operator_base import index_words
-from wattcast.workload.operator_types import LayerNorm, RmsNorm, RowReduction, Softmax
+from wattcast.workload.operator_types import (
+    LayerNorm,
+    RmsNorm,
+    RowReduction,
+    Softmax,
+)
 
 
 @dataclass(frozen=True)
@@ -80,7 +89,11 @@ _BLOCK = 1024.0
 _TWO_BLOCKS = 6.0  # elements a thread may hold for an SM to take two blocks
 _GRADIENT_ROWS = 32.0  # that a block of the weights' gradient takes at a time
 _SOFTMAX_WALKS = 3.0  # of the longest rows
-_KIND_CODES = {"softmax": 0.0, "layernorm": 1.0, "rmsnorm": 2.0}
+_KIND_CODES = {
+    "softmax": 0.0,
+    "layernorm": 1.0,
+    "rmsnorm": 2.0,
+}
 
 
 class _RowColumns(NamedTuple):
@@ -121,7 +134,10 @@ _PLAIN = ("width", "out_width", "cold", "kind", "backward")
 
 
 def row_reduction_work(
-    ops: Sequence[RowReduction], conditions: ConditionColumns, rate: Array, reference: ReferenceChip
+    ops: Sequence[RowReduction],
+    conditions: ConditionColumns,
+    rate: Array,
+    reference: ReferenceChip,
 ) -> FamilyColumns:
     """Return kernel families, work columns and features of softmax and norms."""
     groups = list(group_alike(ops))
@@ -141,7 +157,11 @@ def row_reduction_work(
         "fill": wave_fill(column["units"], 2.0 * reference.sm_count),
         "waves": np.log2(waves),
     }
-    logs = {"log_rows": column["rows"], "log_dim": column["dim"], "log_byte": column["byte"]}
+    logs = {
+        "log_rows": column["rows"],
+        "log_dim": column["dim"],
+        "log_byte": column["byte"],
+    }
     return FamilyColumns(
         CodedColumn.from_parts(families, len(ops)), work, plain, logs, {"align_dim": column["dim"]}
     )
@@ -229,7 +249,11 @@ def _read_form(op: RowReduction) -> _Form:
     return op.kind, op.dtype, op.out_dtype or op.dtype, op.backward, is_log
 
 
-def _count_work(alike: AlikeRows, cold: Mask, reference: ReferenceChip) -> _RowColumns:
+def _count_work(
+    alike: AlikeRows,
+    cold: Mask,
+    reference: ReferenceChip,
+) -> _RowColumns:
     """Return the columns of operators that one kernel runs."""
     is_softmax = alike.kind == "softmax"
     sm_count = reference.sm_count
@@ -329,7 +353,11 @@ class RowWalk(NamedTuple):
     sm_cycle: Array
 
 
-def row_walk(alike: AlikeRows, sm_count: float, missing: Array) -> RowWalk:
+def row_walk(
+    alike: AlikeRows,
+    sm_count: float,
+    missing: Array,
+) -> RowWalk:
     """Return how long blocks walk over rows; L2 lacks a share of ``missing`` of the bytes."""
     if alike.kind == "softmax":
         if alike.backward:
@@ -343,7 +371,11 @@ def row_walk(alike: AlikeRows, sm_count: float, missing: Array) -> RowWalk:
     return _walk_norm(alike, sm_count, missing)
 
 
-def _walk_softmax_gradient(alike: AlikeRows, sm_count: float, missing: Array) -> RowWalk:
+def _walk_softmax_gradient(
+    alike: AlikeRows,
+    sm_count: float,
+    missing: Array,
+) -> RowWalk:
     if alike.kernel == "warp":
         loads = np.maximum(_warp_places(alike.dim) / 32.0, 1.0)
     else:
@@ -352,7 +384,11 @@ def _walk_softmax_gradient(alike: AlikeRows, sm_count: float, missing: Array) ->
     return RowWalk(steps, ROWS.softmax_gradient_cycles * alike.elements / sm_count)
 
 
-def _walk_norm_gradient(alike: AlikeRows, sm_count: float, missing: Array) -> RowWalk:
+def _walk_norm_gradient(
+    alike: AlikeRows,
+    sm_count: float,
+    missing: Array,
+) -> RowWalk:
     """Return the walk for the gradient of the input, and then for that of the weights."""
     input_steps = 8.0 + np.ceil(alike.dim / (512.0 if alike.kernel == "vector" else 64.0))
     row_share = ROWS.rms_gradient_share if alike.kind == "rmsnorm" else 1.0
@@ -366,7 +402,11 @@ def _walk_norm_gradient(alike: AlikeRows, sm_count: float, missing: Array) -> Ro
     return RowWalk(steps, element_cycles * alike.elements / sm_count)
 
 
-def _walk_norm(alike: AlikeRows, sm_count: float, missing: Array) -> RowWalk:
+def _walk_norm(
+    alike: AlikeRows,
+    sm_count: float,
+    missing: Array,
+) -> RowWalk:
     loads = np.ceil(alike.dim / 512.0)
     sm_rows = alike.rows / sm_count
     if alike.kernel == "scalar":
@@ -382,7 +422,11 @@ def _walk_norm(alike: AlikeRows, sm_count: float, missing: Array) -> RowWalk:
     return RowWalk(ROWS.reduce_steps + steps_with_misses(loads, missing), sm_rows * row_cycles)
 
 
-def _walk_softmax(alike: AlikeRows, sm_count: float, missing: Array) -> RowWalk:
+def _walk_softmax(
+    alike: AlikeRows,
+    sm_count: float,
+    missing: Array,
+) -> RowWalk:
     if alike.kernel == "warp":
         places = _warp_places(alike.dim)
         is_widest = (places >= _WARP_ROW)[..., np.newaxis]
@@ -419,7 +463,11 @@ def _rows_per_warp(dim: Array) -> Array:
     return np.where(dim <= 128, 2.0, 1.0)
 
 
-def _busiest_sm_blocks(rows: Array, sm_count: float, blocks: Array | float) -> Array:
+def _busiest_sm_blocks(
+    rows: Array,
+    sm_count: float,
+    blocks: Array | float,
+) -> Array:
     """Return the blocks of the busiest SM, which runs so many ``blocks`` at a time.
 
     They are whole rounds once there is more than one; a single block takes no longer than its

@@ -22,7 +22,12 @@ from typing import NamedTuple, TypeAlias
 
 from wattcast.coefficients import load_coefficients
 from wattcast.core import Dtype
-from wattcast.kernels.kernel_table import SM_THREADS, WORK, LaunchGrid, steps_with_misses
+from wattcast.kernels.kernel_table import (
+    SM_THREADS,
+    WORK,
+    LaunchGrid,
+    steps_with_misses,
+)
 from wattcast.workload.operator_types import Elementwise, Layout
 
 
@@ -120,7 +125,10 @@ def _fills_cache(op: Elementwise) -> bool:
 
 
 def special_grid(
-    kernel: str, op: Elementwise, sm_count: float, missing: float
+    kernel: str,
+    op: Elementwise,
+    sm_count: float,
+    missing: float,
 ) -> LaunchGrid | None:
     """Return how the work of ``op`` is cut into blocks.
 
@@ -145,7 +153,11 @@ class _ImageShape(NamedTuple):
         return self.pixels * self.pictures
 
 
-def batch_norm(op: Elementwise, sm_count: float, missing: float) -> LaunchGrid | None:
+def batch_norm(
+    op: Elementwise,
+    sm_count: float,
+    missing: float,
+) -> LaunchGrid | None:
     """Return the grid of batch norm; cuDNN has one kernel for statistics and what follows from
     them.
 
@@ -203,7 +215,11 @@ class _Pass(NamedTuple):
     sm_cycle: float = 0.0
 
 
-def _cudnn_statistics(shape: _ImageShape, sums: _Pass, missing: float) -> LaunchGrid:
+def _cudnn_statistics(
+    shape: _ImageShape,
+    sums: _Pass,
+    missing: float,
+) -> LaunchGrid:
     """Return the grid of cuDNN's kernel, which loads several values at once."""
     loads = sums.steps - GRIDS.reduce_steps
     if shape.channels_last:
@@ -214,7 +230,11 @@ def _cudnn_statistics(shape: _ImageShape, sums: _Pass, missing: float) -> Launch
     return LaunchGrid(sums.blocks, steps, sums.slots)
 
 
-def _scale_images(shape: _ImageShape, sm_count: float, missing: float) -> _Pass:
+def _scale_images(
+    shape: _ImageShape,
+    sm_count: float,
+    missing: float,
+) -> _Pass:
     """Return the pass that scales."""
     if shape.channels_last:
         return _scale_channels_last(shape, sm_count)
@@ -254,7 +274,9 @@ def _sum_channels(shape: _ImageShape, sm_count: float) -> _Pass:
 
 
 def _cut_channels_last(
-    shape: _ImageShape, sm_count: float, fewest: float = 1.0
+    shape: _ImageShape,
+    sm_count: float,
+    fewest: float = 1.0,
 ) -> tuple[float, float]:
     """Return blocks, and values of a thread, with channels last.
 
@@ -279,7 +301,11 @@ def _block_threads(size: float) -> float:
     return 512.0
 
 
-def _sum_columns(op: Elementwise, sm_count: float, missing: float) -> LaunchGrid:
+def _sum_columns(
+    op: Elementwise,
+    sm_count: float,
+    missing: float,
+) -> LaunchGrid:
     """Cut PyTorch's reduction where neighbours belong to different results (``setReduceConfig``).
 
     A thread takes up to four results side by side; 32 threads lie along the results and the others
@@ -334,7 +360,11 @@ def power_of_two(size: float, most: float) -> float:
     return float(2.0 ** int(log2(min(max(size, 1.0), most))))
 
 
-def _append_part(op: Elementwise, sm_count: float, missing: float) -> LaunchGrid:
+def _append_part(
+    op: Elementwise,
+    sm_count: float,
+    missing: float,
+) -> LaunchGrid:
     """Take two blocks an SM for each part, an element at a time.
 
     Those of the small part have nothing to do.
@@ -344,7 +374,11 @@ def _append_part(op: Elementwise, sm_count: float, missing: float) -> LaunchGrid
     return LaunchGrid(blocks, steps, SM_THREADS / _CAT_THREADS)
 
 
-def _pool_windows(op: Elementwise, sm_count: float, missing: float) -> LaunchGrid:
+def _pool_windows(
+    op: Elementwise,
+    sm_count: float,
+    missing: float,
+) -> LaunchGrid:
     """Take a thread for each result (with its place, an int64), which walks over its window."""
     results = max(op.write_byte / (op.dtype.byte + 8.0), 1.0)
     return LaunchGrid(
@@ -356,7 +390,11 @@ def _pool_windows(op: Elementwise, sm_count: float, missing: float) -> LaunchGri
     )
 
 
-def _pool_gradient(op: Elementwise, sm_count: float, missing: float) -> LaunchGrid:
+def _pool_gradient(
+    op: Elementwise,
+    sm_count: float,
+    missing: float,
+) -> LaunchGrid:
     """Write zeros, then take a block for 256 pixels of a plane, whose threads walk over windows."""
     planes = float(op.rows or 1)
     pixels = op.n / planes
@@ -376,7 +414,11 @@ def _pool_gradient(op: Elementwise, sm_count: float, missing: float) -> LaunchGr
     )
 
 
-def _step_optimizer(op: Elementwise, sm_count: float, missing: float) -> LaunchGrid:
+def _step_optimizer(
+    op: Elementwise,
+    sm_count: float,
+    missing: float,
+) -> LaunchGrid:
     """Take a block for each chunk of 65,536 parameters of a tensor, four at a time a thread.
 
     A kernel takes 320 chunks. Tensors whose size four does not divide are loaded an element at a
@@ -399,18 +441,29 @@ def _step_optimizer(op: Elementwise, sm_count: float, missing: float) -> LaunchG
     )
 
 
-def _scatter_rows(op: Elementwise, sm_count: float, missing: float) -> LaunchGrid | None:
+def _scatter_rows(
+    op: Elementwise,
+    sm_count: float,
+    missing: float,
+) -> LaunchGrid | None:
     """Take zeros and one kernel for few rows: a block for 32 columns walks over all indices."""
     indices = _index_count(op)
     if indices < 1.0:
         return None
     columns = op.n / indices
     return LaunchGrid(
-        ceil(columns / _WARP), steps=1.0 + ceil(indices / _WARP), slots=2.0, launches=2.0
+        ceil(columns / _WARP),
+        steps=1.0 + ceil(indices / _WARP),
+        slots=2.0,
+        launches=2.0,
     )
 
 
-def _sorted_scatter(op: Elementwise, sm_count: float, missing: float) -> LaunchGrid:
+def _sorted_scatter(
+    op: Elementwise,
+    sm_count: float,
+    missing: float,
+) -> LaunchGrid:
     """Sort the indices of many rows, then take a thread a column of each run of like indices."""
     return LaunchGrid(
         ceil(op.n / 1024.0),

@@ -10,8 +10,16 @@ import json
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import (
+    Callable,
+    Iterator,
+    Sequence,
+)
+from dataclasses import (
+    dataclass,
+    field,
+    replace,
+)
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +27,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from wattcast.core import MissingTool, Refused
-from wattcast.core.measured_rows import ChainRow, KernelRow, ModelKernels, ModelRow
+from wattcast.core.measured_rows import (
+    ChainRow,
+    KernelRow,
+    ModelKernels,
+    ModelRow,
+)
 from wattcast.core.row_journals import Journal
 from wattcast.measure.cuda_device import ClockSpinner
 from wattcast.measure.sampler import Sampler
@@ -48,7 +61,11 @@ class TorchDevice:
         event.record(self.stream)
         return event
 
-    def issue(self, run: Callable[[], Any], times: int) -> None:
+    def issue(
+        self,
+        run: Callable[[], Any],
+        times: int,
+    ) -> None:
         """Queue calls of ``run`` on the stream; what is no graph is launched by the host as it
         goes.
         """
@@ -66,7 +83,12 @@ class TorchDevice:
         self.torch.cuda.empty_cache()
 
 
-def time_calls(device: Any, run: Callable[[], Any], times: int, warm: int = 1) -> np.ndarray:
+def time_calls(
+    device: Any,
+    run: Callable[[], Any],
+    times: int,
+    warm: int = 1,
+) -> np.ndarray:
     """Return the seconds of each of ``times`` calls, all queued before waiting."""
     device.issue(run, warm)
     marks = [device.mark()]
@@ -112,7 +134,13 @@ class OperatorBench:
     patience: int = 25  # waits for the top clock that may fail before no more are tried
 
     @classmethod
-    def open(cls, gpu: TorchDevice, sampler: Sampler, out: Path, **options: Any) -> OperatorBench:
+    def open(
+        cls,
+        gpu: TorchDevice,
+        sampler: Sampler,
+        out: Path,
+        **options: Any,
+    ) -> OperatorBench:
         """Start a run: describe card and libraries in ``runs.jsonl``, and load the spin kernel."""
         out.mkdir(parents=True, exist_ok=True)
         run = make_run_name()
@@ -139,11 +167,21 @@ class Campaign:
         """Time until the budget is spent."""
         return self.deadline_s - time.monotonic()
 
-    def journal(self, kind: str, key: str = "id") -> Journal:
+    def journal(
+        self,
+        kind: str,
+        key: str = "id",
+    ) -> Journal:
         """Return the file of one kind of row."""
         return self.journals.setdefault(kind, Journal(self.out / f"{kind}.jsonl", key=key))
 
-    def record(self, kind: str, blank: Row, make: Callable[[], Row], label: str = "") -> Row | None:
+    def record(
+        self,
+        kind: str,
+        blank: Row,
+        make: Callable[[], Row],
+        label: str = "",
+    ) -> Row | None:
         """Measure one row unless its id is on file; save it, or ``blank`` with the reason it
         failed.
         """
@@ -173,7 +211,11 @@ class Campaign:
         self.bench.gpu.recover()
 
     def within(
-        self, items: Sequence[Item], each_s: float, label: str, every: int = 200
+        self,
+        items: Sequence[Item],
+        each_s: float,
+        label: str,
+        every: int = 200,
     ) -> Iterator[Item]:
         """Yield items while there is time for another, with progress."""
         for place, item in enumerate(items):

@@ -16,8 +16,17 @@ import math
 import platform
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import (
+    Callable,
+    Mapping,
+    Sequence,
+)
+from dataclasses import (
+    asdict,
+    dataclass,
+    field,
+    replace,
+)
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,7 +34,11 @@ import numpy as np
 
 from wattcast import __version__
 from wattcast.calibrate.kit_files import KIT_FORMAT
-from wattcast.core.measured_rows import KernelRow, RowKind, RunInfo
+from wattcast.core.measured_rows import (
+    KernelRow,
+    RowKind,
+    RunInfo,
+)
 from wattcast.core.whole_files import write_whole
 from wattcast.lab.campaigns.campaign_engine import import_cuda_torch
 from wattcast.measure.energy_sources import EnergySource, open_source
@@ -58,7 +71,11 @@ class KitDevice(Protocol):
     def calls(self) -> int:
         """Return how often what was built last runs its operator."""
 
-    def time_s(self, run: Callable[[], None], times: int) -> float:
+    def time_s(
+        self,
+        run: Callable[[], None],
+        times: int,
+    ) -> float:
         """Return the seconds that ``times`` runs take one after another."""
 
     def describe(self) -> dict[str, str]:
@@ -115,7 +132,11 @@ class _Kit:
     rows: list[KernelRow] = field(default_factory=list)
 
 
-def measure_card(out: Path, budget_s: float, few: int = 0) -> dict[str, int]:
+def measure_card(
+    out: Path,
+    budget_s: float,
+    few: int = 0,
+) -> dict[str, int]:
     """Measure the card that PyTorch sees and write the kit's file."""
     device = TorchKitDevice(import_cuda_torch("the kit"))
     source, identity = open_source("auto")
@@ -152,13 +173,23 @@ def measure_card(out: Path, budget_s: float, few: int = 0) -> dict[str, int]:
 
 
 def run_kit(
-    device: KitDevice, reader: PowerReader, run: str, budget_s: float, few: int = 0
+    device: KitDevice,
+    reader: PowerReader,
+    run: str,
+    budget_s: float,
+    few: int = 0,
 ) -> list[KernelRow]:
     """Measure idle power and every operator of the plan, as far as the time goes."""
     kit = _Kit(device, reader, run, time.monotonic() + budget_s)
     idle_s = 0.2 if few else _IDLE_S
     idle_w = reader.measure(lambda: time.sleep(idle_s))
-    idle = KernelRow(id="idle", kind=RowKind.IDLE, family="idle", operator={}, run=run)
+    idle = KernelRow(
+        id="idle",
+        kind=RowKind.IDLE,
+        family="idle",
+        operator={},
+        run=run,
+    )
     kit.rows.append(replace(idle, power_w=_known(idle_w), sm_clock_hz=_known(reader.clock_hz)))
     plan = list_operators(device.dtype, device.memory_byte)
     for place, operator in enumerate(plan[:few] if few else plan):
@@ -173,9 +204,25 @@ def list_operators(dtype: str, memory_byte: float) -> list[dict[str, Any]]:
     """Return the operators of the plan that fit, short and long ones mixed."""
     operators: list[dict[str, Any]] = []
     for n, k in _SIDES:
-        sides = {"n": n, "k": k, "bias": False, "dtype": dtype}
-        operators += [{"op": "linear", "m": m, **sides} for m in _TOKENS]
-    add = {"op": "elementwise", "function": "add", "dtype": dtype}
+        sides = {
+            "n": n,
+            "k": k,
+            "bias": False,
+            "dtype": dtype,
+        }
+        operators += [
+            {
+                "op": "linear",
+                "m": m,
+                **sides,
+            }
+            for m in _TOKENS
+        ]
+    add = {
+        "op": "elementwise",
+        "function": "add",
+        "dtype": dtype,
+    }
     operators += [{**add, "n": values} for values in _PASSES]
     fitting = [item for item in operators if _footprint_byte(item) < _MOST_MEMORY * memory_byte]
     # so that a run that is broken off has met every size
@@ -190,7 +237,12 @@ def _footprint_byte(operator: Mapping[str, Any]) -> float:
     return 2.0 * (m * k + n * k + m * n)
 
 
-def _measure_operator(kit: _Kit, operator: dict[str, Any], place: int, sustained_s: float) -> None:
+def _measure_operator(
+    kit: _Kit,
+    operator: dict[str, Any],
+    place: int,
+    sustained_s: float,
+) -> None:
     """Add a burst row of an operator and, of some, a sustained one; what fails is noted."""
     sizes = "-".join(str(operator[name]) for name in ("m", "n", "k") if name in operator)
     family = operator["op"]
@@ -210,7 +262,14 @@ def _measure_operator(kit: _Kit, operator: dict[str, Any], place: int, sustained
         once_s = kit.device.time_s(run, 2) / 2.0
         times = max(round(_BURST_S / once_s), 1)
         latency_s = kit.device.time_s(run, times) / (times * calls)
-        kit.rows.append(replace(blank, latency_s=latency_s, copies=calls, replays=times))
+        kit.rows.append(
+            replace(
+                blank,
+                latency_s=latency_s,
+                copies=calls,
+                replays=times,
+            )
+        )
         if latency_s < _LONG_S and place % _SUSTAINED_SHARE:
             return
         kit.device.time_s(run, max(round(min(_SETTLING_S, sustained_s) / once_s), 1))
@@ -240,7 +299,12 @@ def _known(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def write_kit(out: Path, info: RunInfo, rows: Sequence[KernelRow], shared: Sequence[str]) -> None:
+def write_kit(
+    out: Path,
+    info: RunInfo,
+    rows: Sequence[KernelRow],
+    shared: Sequence[str],
+) -> None:
     """Write the kit's file: a compressed JSON document."""
     plain = {
         "format": KIT_FORMAT,
@@ -304,7 +368,11 @@ class TorchKitDevice:
     def calls(self) -> int:
         return self._CALLS
 
-    def time_s(self, run: Callable[[], None], times: int) -> float:
+    def time_s(
+        self,
+        run: Callable[[], None],
+        times: int,
+    ) -> float:
         torch = self._torch
         begin = torch.cuda.Event(enable_timing=True)
         end = torch.cuda.Event(enable_timing=True)

@@ -10,16 +10,36 @@ governor: an H200 runs about 0.7 s a few percent above its limit and then cuts t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import (
+    Callable,
+    Mapping,
+    Sequence,
+)
+from dataclasses import (
+    asdict,
+    dataclass,
+    replace,
+)
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from wattcast.core import BadInput, measured_rows, row_journals, row_tables
-from wattcast.core.measured_rows import ChainRow, KernelRow, ModelRow, NameRow, Plain, RunInfo
+from wattcast.core import (
+    BadInput,
+    measured_rows,
+    row_journals,
+    row_tables,
+)
+from wattcast.core.measured_rows import (
+    ChainRow,
+    KernelRow,
+    ModelRow,
+    NameRow,
+    Plain,
+    RunInfo,
+)
 from wattcast.core.whole_files import hold_folder
 from wattcast.lab.campaigns.nsight_counters import read_counter_table
 
@@ -151,7 +171,11 @@ def _write_rows(packed: list[Plain], path: Path) -> int:
     return len(rows) - len(packed)
 
 
-def _add_to_table(path: Path, rows: list[Plain], key: tuple[str, ...]) -> None:
+def _add_to_table(
+    path: Path,
+    rows: list[Plain],
+    key: tuple[str, ...],
+) -> None:
     """Add rows to a table, in place of those with the same key, sorted by it; an empty table is not
     written.
     """
@@ -202,7 +226,11 @@ def make_workload_form(operator: Plain) -> Plain:
     }
 
 
-def _pack_row(row: KernelRow, runs: Mapping[str, RunInfo], names: Mapping[str, NameRow]) -> Plain:
+def _pack_row(
+    row: KernelRow,
+    runs: Mapping[str, RunInfo],
+    names: Mapping[str, NameRow],
+) -> Plain:
     """Return a row as the table holds it, with its card and its kernels.
 
     A duty cycle whose period beats with the board's sampling sees only a few parts of it and is
@@ -465,7 +493,11 @@ def _take_settled_power(row: Plain) -> Plain | None:
     return None if flags else row
 
 
-def _pair_rows(rows: list[Plain], kind: str, column: str) -> list[tuple[Plain, Plain]]:
+def _pair_rows(
+    rows: list[Plain],
+    kind: str,
+    column: str,
+) -> list[tuple[Plain, Plain]]:
     """Return all pairs of rows of a kind that measured one operator with the same data."""
     groups: dict[tuple[str, str], list[Plain]] = {}
     for row in rows:

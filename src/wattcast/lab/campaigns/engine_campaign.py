@@ -25,13 +25,26 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Mapping,
+    Sequence,
+)
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import (
+    asdict,
+    dataclass,
+    field,
+    replace,
+)
 from pathlib import Path
 from typing import Any
 
-from wattcast.core import bad_value, check_names, clip_text
+from wattcast.core import (
+    bad_value,
+    check_names,
+    clip_text,
+)
 from wattcast.core.regular_files import open_regular
 from wattcast.core.row_journals import Journal, read_lines
 from wattcast.lab.campaigns.engine_load import LoadPoint
@@ -149,7 +162,12 @@ class StepPoint:
             chosen["repetition_penalty"] = self.repetition
         return chosen
 
-    def fits(self, cache_tokens: int, max_seqs: int, max_model_len: int) -> bool:
+    def fits(
+        self,
+        cache_tokens: int,
+        max_seqs: int,
+        max_model_len: int,
+    ) -> bool:
         """Tell whether an engine has room for this point with some hundred more tokens for each
         request.
         """
@@ -212,7 +230,11 @@ LOAD_POINTS = {point["shape"]: LoadPoint.from_plain(point) for point in read_poi
 BRIEF_STEPS = 8  # of ``STEP_POINTS``, before loads: they tell the capacity
 
 
-def read_own_model(folder: Path, quantization: str = "", kv_dtype: str = "auto") -> EngineModel:
+def read_own_model(
+    folder: Path,
+    quantization: str = "",
+    kv_dtype: str = "auto",
+) -> EngineModel:
     """Read a user's model from a folder with a ``config.json``."""
     path = folder / "config.json"
     try:
@@ -223,7 +245,12 @@ def read_own_model(folder: Path, quantization: str = "", kv_dtype: str = "auto")
             "--own", "a folder with a config.json", f"{folder} ({clip_text(error)})"
         ) from None
     return EngineModel(
-        folder.name, config, str(path), quantization=quantization, kv_dtype=kv_dtype, start_s=120.0
+        folder.name,
+        config,
+        str(path),
+        quantization=quantization,
+        kv_dtype=kv_dtype,
+        start_s=120.0,
     )
 
 
@@ -432,7 +459,10 @@ def ready_path(request: EngineRequest, model: EngineModel) -> Path:
 
 
 def _wait_until_ready(
-    request: EngineRequest, model: EngineModel, child: Any, give_up_s: float
+    request: EngineRequest,
+    model: EngineModel,
+    child: Any,
+    give_up_s: float,
 ) -> None:
     """Wait until an engine is ready, has ended, or the time is over."""
     while not ready_path(request, model).exists():
@@ -449,7 +479,11 @@ def _send_line(child: Any, seconds: float) -> None:
 
 
 def _run_child(
-    request: EngineRequest, model: EngineModel, child: Any, left_s: float, counts: Counter[str]
+    request: EngineRequest,
+    model: EngineModel,
+    child: Any,
+    left_s: float,
+    counts: Counter[str],
 ) -> None:
     """Give a waiting process its turn, and end it when the budget is spent."""
     rows = Journal(request.out / "rows.jsonl")
@@ -483,7 +517,11 @@ def _run_child(
 
 
 def _report_failure(
-    request: EngineRequest, model: EngineModel, reason: str, new_rows: int, counts: Counter[str]
+    request: EngineRequest,
+    model: EngineModel,
+    reason: str,
+    new_rows: int,
+    counts: Counter[str],
 ) -> None:
     """Save and print why a model was broken off, with the end of the engine's own output."""
     log = request.out / "engine.log"
@@ -493,7 +531,11 @@ def _report_failure(
     tail = [line[:300] for line in text.splitlines() if line.strip()][-25:]
     counts["models broken off"] += 1
     error = f"{reason}; {' | '.join(tail[-6:])}"[:2000]
-    failed = {"id": f"{model.name}/failed", "kind": "failed", "model": model.name}
+    failed = {
+        "id": f"{model.name}/failed",
+        "kind": "failed",
+        "model": model.name,
+    }
     Journal(request.out / "rows.jsonl").append(failed | {"rows": new_rows, "error": error})
     say(f"{model.name}: {reason}\n" + "\n".join(tail))
 

@@ -39,12 +39,20 @@ class ServedRequest:
     ids: list[int] = field(default_factory=list)  # of the prompt, where it must be a certain one
     made_ids: list[int] = field(default_factory=list)
 
-    def plain(self, run: str, number: int) -> dict[str, Any]:
+    def plain(
+        self,
+        run: str,
+        number: int,
+    ) -> dict[str, Any]:
         """Return the request for JSON, to the microsecond; the pauses between tokens as their
         median and largest.
         """
         gaps_s = np.diff(self.token_s)
-        row: dict[str, Any] = {"run": run, "number": number, "arrival_s": round(self.arrival_s, 6)}
+        row: dict[str, Any] = {
+            "run": run,
+            "number": number,
+            "arrival_s": round(self.arrival_s, 6),
+        }
         row |= {"added_s": round(self.added_s, 6), "prompt_tokens": self.prompt_tokens}
         row |= {
             "output_tokens": self.output_tokens,
@@ -52,7 +60,11 @@ class ServedRequest:
             "finished": self.finished,
         }
         if self.turn or self.user or self.cached_tokens:
-            row |= {"user": self.user, "turn": self.turn, "cached_tokens": self.cached_tokens}
+            row |= {
+                "user": self.user,
+                "turn": self.turn,
+                "cached_tokens": self.cached_tokens,
+            }
         if self.token_s:
             row |= {
                 "first_token_s": round(self.token_s[0], 6),
@@ -77,7 +89,11 @@ class RequestSource(Protocol):
         """Return the requests that are due and were not handed out before."""
         ...
 
-    def end_request(self, request: ServedRequest, now_s: float) -> None:
+    def end_request(
+        self,
+        request: ServedRequest,
+        now_s: float,
+    ) -> None:
         """Note that the engine has handed out the last token of a request."""
         ...
 
@@ -100,7 +116,11 @@ class PlannedArrivals:
             self._place += 1
         return list(self.requests[first : self._place])
 
-    def end_request(self, request: ServedRequest, now_s: float) -> None:
+    def end_request(
+        self,
+        request: ServedRequest,
+        now_s: float,
+    ) -> None:
         return None
 
 
@@ -165,7 +185,9 @@ def make_source(
 
 
 def draw_swinging_arrivals(
-    point: LoadPoint, capacity_per_s: float, max_model_len: int = WHOLE_MODEL
+    point: LoadPoint,
+    capacity_per_s: float,
+    max_model_len: int = WHOLE_MODEL,
 ) -> list[ServedRequest]:
     """Draw arrivals with the rate r(t) = r (1 + swing sin(2 pi t / period)), by thinning.
 
@@ -212,7 +234,11 @@ class WaitingUsers:
         ready = sorted((due_s, user) for user, due_s in self._due_s.items() if due_s <= now_s)
         return [self._ask(user, due_s) for due_s, user in ready]
 
-    def end_request(self, request: ServedRequest, now_s: float) -> None:
+    def end_request(
+        self,
+        request: ServedRequest,
+        now_s: float,
+    ) -> None:
         user = request.user
         is_last = request.turn + 1 >= self._point.turns
         self._turn[user] = 0 if is_last else request.turn + 1
@@ -220,7 +246,11 @@ class WaitingUsers:
         pause_s = self._point.think_s * float(self._randoms[user].standard_exponential())
         self._due_s[user] = now_s + pause_s
 
-    def _ask(self, user: int, due_s: float) -> ServedRequest:
+    def _ask(
+        self,
+        user: int,
+        due_s: float,
+    ) -> ServedRequest:
         """Return the next request of a user; a conversation too long for the model begins anew."""
         del self._due_s[user]
         random = self._randoms[user]
@@ -233,5 +263,10 @@ class WaitingUsers:
         new_tokens = min(new_tokens, self._max_model_len - output_tokens - 1)
         ids = [*context, *self._draw_prompt(new_tokens)]
         return ServedRequest(
-            due_s, len(ids), output_tokens, user=user, turn=self._turn[user], ids=ids
+            due_s,
+            len(ids),
+            output_tokens,
+            user=user,
+            turn=self._turn[user],
+            ids=ids,
         )

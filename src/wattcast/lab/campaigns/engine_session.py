@@ -17,7 +17,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import (
+    asdict,
+    dataclass,
+    field,
+)
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,9 +29,22 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.core.errors import CannotWrite, WattcastError, bad_value
-from wattcast.core.row_journals import Journal, append_rows, read_lines
-from wattcast.lab.campaigns import engine_campaign, engine_steps, engine_weights, lora_adapters
+from wattcast.core.errors import (
+    CannotWrite,
+    WattcastError,
+    bad_value,
+)
+from wattcast.core.row_journals import (
+    Journal,
+    append_rows,
+    read_lines,
+)
+from wattcast.lab.campaigns import (
+    engine_campaign,
+    engine_steps,
+    engine_weights,
+    lora_adapters,
+)
 from wattcast.lab.campaigns.engine_campaign import StepPoint, TrafficPoint
 from wattcast.lab.campaigns.engine_load import (
     LoadPoint,
@@ -39,7 +56,12 @@ from wattcast.lab.campaigns.engine_load import (
 from wattcast.measure.counter_ticks import find_ticks
 from wattcast.measure.energy_samples import EnergySamples
 from wattcast.measure.sampler import Sampler
-from wattcast.measure.steady_state import format_now, make_run_name, make_torch_run_info, say
+from wattcast.measure.steady_state import (
+    format_now,
+    make_run_name,
+    make_torch_run_info,
+    say,
+)
 from wattcast.measure.window_summary import summarise_window
 
 DRAIN_S = 6.0  # after the last arrival, then requests that are not finished are given up
@@ -48,7 +70,9 @@ QUANTILES = (50, 90, 99)
 
 
 def draw_arrivals(
-    point: TrafficPoint, rate_per_s: float, max_model_len: int = 2**30
+    point: TrafficPoint,
+    rate_per_s: float,
+    max_model_len: int = 2**30,
 ) -> list[ServedRequest]:
     """Draw Poisson arrivals at ``rate_per_s``; a seed fixes the lengths, and the rate scales the
     pauses.
@@ -92,7 +116,9 @@ def estimate_capacity(rows: list[dict[str, Any]], point: TrafficPoint | LoadPoin
 
 
 def serve_source(
-    bench: engine_steps.EngineBench, source: RequestSource, duration_s: float
+    bench: engine_steps.EngineBench,
+    source: RequestSource,
+    duration_s: float,
 ) -> tuple[float, list[ServedRequest]]:
     """Run the requests of a source, and note in them how they went.
 
@@ -148,7 +174,10 @@ def _note_outputs(
 
 
 def measure_traffic(
-    bench: engine_steps.EngineBench, point: TrafficPoint, rate_per_s: float, run: str
+    bench: engine_steps.EngineBench,
+    point: TrafficPoint,
+    rate_per_s: float,
+    run: str,
 ) -> ServedRun:
     """Measure one serving run under Poisson arrivals."""
     arrivals = draw_arrivals(point, rate_per_s, bench.max_model_len)
@@ -167,7 +196,10 @@ class ServedRun(NamedTuple):
 
 
 def measure_source(
-    bench: engine_steps.EngineBench, source: RequestSource, duration_s: float, run: str
+    bench: engine_steps.EngineBench,
+    source: RequestSource,
+    duration_s: float,
+    run: str,
 ) -> ServedRun:
     """Measure one serving run with the requests of a source."""
     recorder = bench.recorder
@@ -371,10 +403,20 @@ class EngineSession:
             except Exception as error:
                 say(f"  {name}: {type(error).__name__}: {error}"[:300])
                 continue
-            line = {"id": name, "model": self.model.name, "run": self.run, "kernels": kernels}
+            line = {
+                "id": name,
+                "model": self.model.name,
+                "run": self.run,
+                "kernels": kernels,
+            }
             append_rows(self.request.out / "kernels.jsonl", [line])
 
-    def append(self, name: str, kind: str, **values: Any) -> dict[str, Any]:
+    def append(
+        self,
+        name: str,
+        kind: str,
+        **values: Any,
+    ) -> dict[str, Any]:
         """Save one row with what all rows say, and return it."""
         model = self.model
         shared = {
@@ -391,7 +433,11 @@ class EngineSession:
         self.rows.append(shared | values)
         return shared | values
 
-    def _measure(self, name: str, point: engine_campaign.Point) -> None:
+    def _measure(
+        self,
+        name: str,
+        point: engine_campaign.Point,
+    ) -> None:
         """Measure and save one row; after a failure a broken sampler is started again, a lost GPU
         ends the model.
         """
@@ -439,14 +485,22 @@ class EngineSession:
         if done == "failed" and not self.bench.sampler.healthy:
             self.bench.sampler.restart()
 
-    def _serve_traffic(self, name: str, point: TrafficPoint) -> dict[str, Any]:
+    def _serve_traffic(
+        self,
+        name: str,
+        point: TrafficPoint,
+    ) -> dict[str, Any]:
         """Serve Poisson arrivals at a share of the capacity that step rows show."""
         capacity_per_s = self._read_capacity(point)
         rate_per_s = point.load * capacity_per_s
         served_run = measure_traffic(self.bench, point, rate_per_s, name)
         return {"capacity_per_s": capacity_per_s} | self._keep_run(served_run)
 
-    def _serve_load(self, name: str, point: LoadPoint) -> dict[str, Any]:
+    def _serve_load(
+        self,
+        name: str,
+        point: LoadPoint,
+    ) -> dict[str, Any]:
         """Serve one run under load, beginning with an empty prefix cache."""
         capacity_per_s = 0.0 if point.users else self._read_capacity(point)
         self.bench.recorder.engine.reset_prefix_cache()
@@ -525,7 +579,10 @@ def run_model(order: dict[str, Any]) -> int:
 
 
 def _make_bench(
-    engine: Any, model: engine_campaign.EngineModel, vllm: Any, torch: Any
+    engine: Any,
+    model: engine_campaign.EngineModel,
+    vllm: Any,
+    torch: Any,
 ) -> engine_steps.EngineBench:
     """Return the bench of a started engine; its requests run to their end and return no text."""
     from vllm.sampling_params import RequestOutputKind
@@ -572,7 +629,11 @@ def _measure_rows(
         session = EngineSession(request, model, bench, deadline_s, run, *room, weights=weights)
         session.list_kernels = partial(engine_steps.list_step_kernels, bench, torch=torch)
         session.append(
-            f"{model.name}/engine-{run}", "engine", source=model.source, why=model.why, **facts
+            f"{model.name}/engine-{run}",
+            "engine",
+            source=model.source,
+            why=model.why,
+            **facts,
         )
         gc.collect()
         gc.freeze()
@@ -615,12 +676,21 @@ def _wait_for_turn(ready: Path) -> float:
 
 
 def _fill_and_check(
-    engine: Any, vllm: Any, torch: Any, bench: engine_steps.EngineBench, is_quantized: bool
+    engine: Any,
+    vllm: Any,
+    torch: Any,
+    bench: engine_steps.EngineBench,
+    is_quantized: bool,
 ) -> engine_weights.WeightReport:
     """Fill the weights of an engine, and look whether they are there and its outputs numbers."""
     filled = engine_weights.fill_weights(engine, torch)
     zero = engine_weights.find_zero_weights(engine, torch)
-    sampling = vllm.SamplingParams(max_tokens=4, temperature=0.0, logprobs=1, detokenize=False)
+    sampling = vllm.SamplingParams(
+        max_tokens=4,
+        temperature=0.0,
+        logprobs=1,
+        detokenize=False,
+    )
     is_finite = engine_weights.has_finite_outputs(engine, sampling, bench.prompt(64))
     is_narrow = not is_quantized or engine_weights.has_narrow_weights(engine)
     return engine_weights.WeightReport(filled, zero, is_finite, is_narrow)

@@ -15,7 +15,11 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import (
+    Callable,
+    Iterator,
+    Mapping,
+)
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,7 +31,12 @@ import numpy.typing as npt
 from wattcast.core import Refused
 from wattcast.lab.campaigns.engine_campaign import StepPoint
 from wattcast.measure.energy_samples import EnergySamples
-from wattcast.measure.steady_state import SettledWindow, SettlingRule, describe_window, take_window
+from wattcast.measure.steady_state import (
+    SettledWindow,
+    SettlingRule,
+    describe_window,
+    take_window,
+)
 
 Array = npt.NDArray[np.float64]
 COLUMNS = (
@@ -90,13 +99,25 @@ class _ComputedElsewhere:
     The cache blocks of such a request are allocated and hold whatever lies there, so decode steps
     at long contexts can be measured without computing the prompts first."""
 
-    def get_num_new_matched_tokens(self, request: Any, computed: int) -> tuple[int, bool]:
+    def get_num_new_matched_tokens(
+        self,
+        request: Any,
+        computed: int,
+    ) -> tuple[int, bool]:
         return max(int(request.num_tokens) - computed - 1, 0), False
 
-    def update_state_after_alloc(self, *_: Any, **__: Any) -> None:
+    def update_state_after_alloc(
+        self,
+        *_: Any,
+        **__: Any,
+    ) -> None:
         return None
 
-    def build_connector_meta(self, *_: Any, **__: Any) -> None:
+    def build_connector_meta(
+        self,
+        *_: Any,
+        **__: Any,
+    ) -> None:
         return None
 
 
@@ -106,7 +127,10 @@ class StepRecorder:
     """
 
     def __init__(
-        self, engine: Any, mark: Callable[[], Any], clock: Callable[[], float] = time.monotonic
+        self,
+        engine: Any,
+        mark: Callable[[], Any],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.engine = engine
         self.clock = clock
@@ -141,7 +165,12 @@ class StepRecorder:
         self.preemptions = 0
         self._prompt_tokens.clear()
 
-    def _timed_schedule(self, original: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    def _timed_schedule(
+        self,
+        original: Callable[..., Any],
+        *arguments: Any,
+        **named: Any,
+    ) -> Any:
         began_s = self.clock()
         if self.skip_prompts:
             self._scheduler.connector = _ComputedElsewhere()
@@ -164,7 +193,12 @@ class StepRecorder:
         record.schedule_s = self.clock() - began_s
         return output
 
-    def _timed_execute(self, original: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    def _timed_execute(
+        self,
+        original: Callable[..., Any],
+        *arguments: Any,
+        **named: Any,
+    ) -> Any:
         began_s = self.clock()
         record = self._now
         if record.scheduled:
@@ -173,7 +207,12 @@ class StepRecorder:
         record.launch_s += self.clock() - began_s
         return result
 
-    def _timed_sample(self, original: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    def _timed_sample(
+        self,
+        original: Callable[..., Any],
+        *arguments: Any,
+        **named: Any,
+    ) -> Any:
         began_s = self.clock()
         record = self._now
         future = original(*arguments, **named)
@@ -183,13 +222,23 @@ class StepRecorder:
             future.result = partial(self._timed_wait, wait)
         return future
 
-    def _timed_wait(self, original: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    def _timed_wait(
+        self,
+        original: Callable[..., Any],
+        *arguments: Any,
+        **named: Any,
+    ) -> Any:
         began_s = self.clock()
         result = original(*arguments, **named)
         self._now.wait_s += self.clock() - began_s
         return result
 
-    def _counted_preempt(self, original: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    def _counted_preempt(
+        self,
+        original: Callable[..., Any],
+        *arguments: Any,
+        **named: Any,
+    ) -> Any:
         self.preemptions += 1
         return original(*arguments, **named)
 
@@ -362,7 +411,9 @@ def _running_batch(bench: EngineBench, point: StepPoint) -> Iterator[_Feeder]:
 
 
 def summarise_steps(
-    table: dict[str, Array], settled: SettledWindow, point: StepPoint
+    table: dict[str, Array],
+    settled: SettledWindow,
+    point: StepPoint,
 ) -> dict[str, Any]:
     """Return means over the steps of ``table`` that lie inside the window, and the window's power
     and clock.
@@ -408,7 +459,11 @@ _MEANS = ("device_s", "device_gap_s", "host_s", "schedule_s", "launch_s", "wait_
 PROFILED_STEPS = 8
 
 
-def list_step_kernels(bench: EngineBench, point: StepPoint, torch: Any) -> list[dict[str, Any]]:
+def list_step_kernels(
+    bench: EngineBench,
+    point: StepPoint,
+    torch: Any,
+) -> list[dict[str, Any]]:
     """Return the kernels of one kind of step: name, calls and seconds of each in a step.
 
     Which kernels an engine chooses depends on its version, the card and the format of the weights,
@@ -427,7 +482,11 @@ def list_step_kernels(bench: EngineBench, point: StepPoint, torch: Any) -> list[
     for event in profile.key_averages():
         if event.self_device_time_total > 0.0:
             seconds = 1e-6 * event.self_device_time_total / steps
-            entry = {"name": str(event.key)[:160], "calls": event.count / steps, "time_s": seconds}
+            entry = {
+                "name": str(event.key)[:160],
+                "calls": event.count / steps,
+                "time_s": seconds,
+            }
             entries.append(entry)
     return sorted(entries, key=lambda entry: -entry["time_s"])
 
@@ -459,7 +518,11 @@ def warm_engine(bench: EngineBench, lengths: tuple[int, ...]) -> None:
 class _Feeder:
     """Keeps prompts coming: new ones as soon as the ones before are scheduled to the last token."""
 
-    def __init__(self, bench: EngineBench, point: StepPoint) -> None:
+    def __init__(
+        self,
+        bench: EngineBench,
+        point: StepPoint,
+    ) -> None:
         self._bench = bench
         self._point = point
         self._pool = [bench.prompt(point.prompt_tokens) for _ in range(8 if point.prompts else 0)]
@@ -509,7 +572,11 @@ class _Feeder:
             self._backlog -= max(recorder.records[-1].tokens - point.batch, 0)
 
 
-def _fill_batch(bench: EngineBench, point: StepPoint, names: list[str]) -> None:
+def _fill_batch(
+    bench: EngineBench,
+    point: StepPoint,
+    names: list[str],
+) -> None:
     """Bring all decoding requests into the batch; refused when the engine does not take them."""
     if not point.batch:
         return

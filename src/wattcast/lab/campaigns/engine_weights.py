@@ -72,7 +72,11 @@ def fill_weights(engine: Any, torch: Any) -> int:
     return filled
 
 
-def _fill_parameter(name: str, parameter: Any, torch: Any) -> int:
+def _fill_parameter(
+    name: str,
+    parameter: Any,
+    torch: Any,
+) -> int:
     """Fill one parameter by its name and format; return the numbers filled, scales not counted."""
     if any(word in name for word in _INDEX_NAMES):
         return 0
@@ -113,7 +117,11 @@ def _fill_integers(parameter: Any, torch: Any) -> None:
         part.copy_(normal.mul_(INT8_SPREAD).round_().clamp_(-127, 127).to(part.dtype))
 
 
-def _fill_scales(name: str, parameter: Any, torch: Any) -> None:
+def _fill_scales(
+    name: str,
+    parameter: Any,
+    torch: Any,
+) -> None:
     """Fill the scales of weights; those of activations stay as they are."""
     if "weight_scale" in name:
         if parameter.dtype in (torch.uint8, torch.float8_e8m0fnu):
@@ -163,7 +171,11 @@ def find_zero_weights(engine: Any, torch: Any) -> tuple[str, ...]:
     return tuple(zero)
 
 
-def has_finite_outputs(engine: Any, sampling: Any, prompt: list[int]) -> bool:
+def has_finite_outputs(
+    engine: Any,
+    sampling: Any,
+    prompt: list[int],
+) -> bool:
     """Tell whether the engine hands out log-probabilities that are numbers for a prompt."""
     engine.add_request("finite", {"prompt_token_ids": prompt}, sampling)
     values: list[float] = []

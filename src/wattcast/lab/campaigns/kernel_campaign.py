@@ -18,7 +18,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from wattcast.core.errors import BadInput, CannotWrite, bad_value, check_names
+from wattcast.core.errors import (
+    BadInput,
+    CannotWrite,
+    bad_value,
+    check_names,
+)
 from wattcast.core.measured_rows import NameRow, RowKind
 from wattcast.core.row_journals import Journal, read_lines
 from wattcast.core.whole_files import hold_folder, write_whole
@@ -30,17 +35,49 @@ from wattcast.lab.campaigns.kernel_plan import (
     spec_from_operator,
     take_subset,
 )
-from wattcast.lab.campaigns.operator_rows import CampaignGpu, KernelCampaign, save_row
+from wattcast.lab.campaigns.operator_rows import (
+    CampaignGpu,
+    KernelCampaign,
+    save_row,
+)
 from wattcast.measure.sampler import Sampler
 from wattcast.measure.steady_state import say
 
 # operators of each family that a step takes from the plan
-SUSTAINED = {"linear": 100, "bmm": 20, "conv2d": 34, "softmax": 16, "layernorm": 12, "rmsnorm": 12}
+SUSTAINED = {
+    "linear": 100,
+    "bmm": 20,
+    "conv2d": 34,
+    "softmax": 16,
+    "layernorm": 12,
+    "rmsnorm": 12,
+}
 SUSTAINED |= {"elementwise": 48, "attention": 38}
-PATTERNS = {"linear": 12, "bmm": 3, "conv2d": 4, "attention": 4, "elementwise": 4}
-PATTERNS |= {"softmax": 1, "layernorm": 1, "rmsnorm": 1}
-CAPPED = {"linear": 40, "attention": 14, "conv2d": 8, "bmm": 2}
-CLOCKED = {"linear": 40, "attention": 12, "conv2d": 10, "bmm": 6, "elementwise": 8}
+PATTERNS = {
+    "linear": 12,
+    "bmm": 3,
+    "conv2d": 4,
+    "attention": 4,
+    "elementwise": 4,
+}
+PATTERNS |= {
+    "softmax": 1,
+    "layernorm": 1,
+    "rmsnorm": 1,
+}
+CAPPED = {
+    "linear": 40,
+    "attention": 14,
+    "conv2d": 8,
+    "bmm": 2,
+}
+CLOCKED = {
+    "linear": 40,
+    "attention": 12,
+    "conv2d": 10,
+    "bmm": 6,
+    "elementwise": 8,
+}
 DUTIES = (0.33, 0.50, 0.70)
 CAPPED_WANTED = 40
 BURST_REPEATS = 120
@@ -74,7 +111,12 @@ def sustained_step(campaign: KernelCampaign) -> None:
         save_row(campaign, RowKind.SUSTAINED, spec)
 
 
-def repeat_step(campaign: KernelCampaign, kind: RowKind, count: int, each_s: float) -> None:
+def repeat_step(
+    campaign: KernelCampaign,
+    kind: RowKind,
+    count: int,
+    each_s: float,
+) -> None:
     """Measure some rows of a kind a second time, for repeatability within a run."""
     if kind is RowKind.BURST:
         operator_rows.await_top_clock(campaign.bench, 1.5)
@@ -126,7 +168,11 @@ def duty_step(campaign: KernelCampaign) -> None:
     _warm_idle_w(campaign, "duty-end", candidates)
 
 
-def _warm_idle_w(campaign: KernelCampaign, name: str, specs: list[OperatorSpec]) -> float:
+def _warm_idle_w(
+    campaign: KernelCampaign,
+    name: str,
+    specs: list[OperatorSpec],
+) -> float:
     """Measure idle power at the top clock right after a load, as it is in the gaps of a duty
     cycle.
     """
@@ -206,9 +252,17 @@ def names_step(campaign: KernelCampaign) -> None:
 STEPS: dict[str, Callable[[KernelCampaign], None]] = {
     "burst": burst_step,
     "sustained": sustained_step,
-    "repeat-burst": partial(repeat_step, kind=RowKind.BURST, count=BURST_REPEATS, each_s=0.3),
+    "repeat-burst": partial(
+        repeat_step,
+        kind=RowKind.BURST,
+        count=BURST_REPEATS,
+        each_s=0.3,
+    ),
     "repeat-sustained": partial(
-        repeat_step, kind=RowKind.SUSTAINED, count=SUSTAINED_REPEATS, each_s=3.5
+        repeat_step,
+        kind=RowKind.SUSTAINED,
+        count=SUSTAINED_REPEATS,
+        each_s=3.5,
     ),
     "duty": duty_step,
     "pattern": pattern_step,
@@ -269,7 +323,13 @@ def run_kernel_campaign(
     with hold_folder(out), Sampler("nvml") as sampler:
         bench = OperatorBench.open(CampaignGpu.open(), sampler, out)
         campaign = KernelCampaign(
-            bench, out, began_s + budget_s, few=few, after=after, listed=listed, round_=round_
+            bench,
+            out,
+            began_s + budget_s,
+            few=few,
+            after=after,
+            listed=listed,
+            round_=round_,
         )
         bench.top_clock_hz = operator_rows.find_top_clock_hz(bench, read_kernel_plan()[0])
         say(
@@ -337,7 +397,11 @@ def write_listed(path: Path, specs: Iterable[tuple[OperatorSpec, dict[str, Any]]
 PREFIX = "wattcast:"
 
 
-def profile_batch(gpu: CampaignGpu, specs: list[OperatorSpec], run: str) -> list[NameRow]:
+def profile_batch(
+    gpu: CampaignGpu,
+    specs: list[OperatorSpec],
+    run: str,
+) -> list[NameRow]:
     """Record the kernels of each operator of a batch; an operator that fails gets a row with its
     error.
     """

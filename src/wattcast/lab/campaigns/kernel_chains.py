@@ -15,18 +15,30 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import (
+    asdict,
+    dataclass,
+    replace,
+)
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from wattcast.core.measured_rows import ChainRow, KernelRow, RowKind
+from wattcast.core.measured_rows import (
+    ChainRow,
+    KernelRow,
+    RowKind,
+)
 from wattcast.core.row_journals import read_lines
 from wattcast.core.units import parse
 from wattcast.lab.campaigns import kernel_campaign, operator_calls
 from wattcast.lab.campaigns.kernel_plan import OperatorSpec, spec_from_operator
 from wattcast.lab.campaigns.model_campaign import ModelDims
-from wattcast.lab.campaigns.operator_calls import CallBuilder, OperatorCall, build_call
+from wattcast.lab.campaigns.operator_calls import (
+    CallBuilder,
+    OperatorCall,
+    build_call,
+)
 from wattcast.lab.campaigns.operator_rows import (
     KernelCampaign,
     make_blank_row,
@@ -93,7 +105,11 @@ def list_chain_members() -> list[OperatorSpec]:
     return list({member.id: member for chain in read_chains() for member in chain.members}.values())
 
 
-def measure_chains(campaign: KernelCampaign, kind: str, each_s: float) -> None:
+def measure_chains(
+    campaign: KernelCampaign,
+    kind: str,
+    each_s: float,
+) -> None:
     """Measure chains or stacks, each after those of its members that this process has not
     measured.
     """
@@ -121,7 +137,9 @@ def measure_chains(campaign: KernelCampaign, kind: str, each_s: float) -> None:
 
 
 def make_chain_row(
-    chain: OperatorChain, rows: list[KernelRow], alone_s: dict[str, float]
+    chain: OperatorChain,
+    rows: list[KernelRow],
+    alone_s: dict[str, float],
 ) -> ChainRow:
     """Turn a measured burst of a chain into a chain row; ``alone_s`` are its members' latencies,
     where known.

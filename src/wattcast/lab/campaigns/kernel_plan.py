@@ -19,12 +19,22 @@ from functools import cache
 from math import isqrt
 from typing import Any
 
-from wattcast.core import Dtype, bad_value, files
+from wattcast.core import (
+    Dtype,
+    bad_value,
+    files,
+)
 from wattcast.core.measured_calls import find_measured_call
 from wattcast.core.measured_rows import Plain
 
 # Rough rates that only keep over-long calls out of the plan; no result depends on them.
-_PLANNING_FLOP_PER_S = {"bf16": 6e14, "fp16": 6e14, "fp8": 1.1e15, "tf32": 3e14, "fp32": 4e13}
+_PLANNING_FLOP_PER_S = {
+    "bf16": 6e14,
+    "fp16": 6e14,
+    "fp8": 1.1e15,
+    "tf32": 3e14,
+    "fp32": 4e13,
+}
 _PLANNING_BYTE_PER_S = 3.5e12
 
 
@@ -220,7 +230,13 @@ def _spec_batched_product(operator: Plain) -> OperatorSpec | None:
 
 
 def _spec_convolution(operator: Plain) -> OperatorSpec | None:
-    fields = {"stride": 1, "padding": 0, "groups": 1, "channels_last": False, **operator}
+    fields = {
+        "stride": 1,
+        "padding": 0,
+        "groups": 1,
+        "channels_last": False,
+        **operator,
+    }
     if set(fields) - {*_CONVOLUTION, *_MORE_CONVOLUTION}:
         return None
     rotated = "none" if fields.get("direction") == "wgrad" else "weights"
@@ -263,7 +279,11 @@ def _spec_elementwise(operator: Plain) -> OperatorSpec | None:
     needs.
     """
     name = operator["op"]
-    fields = {**operator, "op": "elementwise", "function": name}
+    fields = {
+        **operator,
+        "op": "elementwise",
+        "function": name,
+    }
     width = Dtype.parse(fields["dtype"]).byte
     if name in _OWN:
         return _OWN[name](fields, width)
@@ -288,14 +308,25 @@ def _spec_elementwise(operator: Plain) -> OperatorSpec | None:
         return _make_spec(fields, "strided", rows=rows, cols=cols)
     run = fields.get("run", 0)
     return (
-        _make_spec(fields, "transposed", rows=rows, cols=cols, inner=run)
+        _make_spec(
+            fields,
+            "transposed",
+            rows=rows,
+            cols=cols,
+            inner=run,
+        )
         if run and rows % run == 0
         else None
     )
 
 
 def _make_spec(
-    fields: Plain, form: str, rotated: str = "none", *, layout: str = "", **detail: Any
+    fields: Plain,
+    form: str,
+    rotated: str = "none",
+    *,
+    layout: str = "",
+    **detail: Any,
 ) -> OperatorSpec:
     layout = layout or fields.get("layout", "contiguous")
     return OperatorSpec("elementwise", fields, layout, rotated, {"form": form, **detail})
@@ -305,7 +336,11 @@ def _spec_reduction(fields: Plain, width: int) -> OperatorSpec | None:
     results = fields.get("write", 0) // width
     if "read" in fields or not results or fields["n"] % results or "out_dtype" in fields:
         return None
-    forms = {"contiguous": "reduce", "transposed": "columns", "broadcast": "reduce"}
+    forms = {
+        "contiguous": "reduce",
+        "transposed": "columns",
+        "broadcast": "reduce",
+    }
     form = forms.get(fields.get("layout", "contiguous"))
     return _make_spec(fields, form, rows=results, cols=fields["n"] // results) if form else None
 
@@ -317,9 +352,22 @@ def _spec_concatenation(fields: Plain, width: int) -> OperatorSpec | None:
         return None
     cols = fields["n"] // rows
     if cols >= (_LEAST_PAST + 1) * last and cols % last == 0:  # a cache differs from layer to layer
-        return _make_spec(fields, "append", "all", rows=rows, cols=cols, last=last)
+        return _make_spec(
+            fields,
+            "append",
+            "all",
+            rows=rows,
+            cols=cols,
+            last=last,
+        )
     strided = fields.get("layout") == "strided" and last < cols
-    return _make_spec(fields, "strided" if strided else "join", rows=rows, cols=cols, last=last)
+    return _make_spec(
+        fields,
+        "strided" if strided else "join",
+        rows=rows,
+        cols=cols,
+        last=last,
+    )
 
 
 def _spec_broadcast(fields: Plain, width: int) -> OperatorSpec | None:
@@ -340,13 +388,31 @@ def _spec_broadcast(fields: Plain, width: int) -> OperatorSpec | None:
     cols = n // rows
     small = (fields.get("read", 2 * n * width) - is_binary * n * width) // width
     if small == rows and small != cols:
-        return _make_spec(fields, "broadcast", rows=rows, cols=cols, over="cols")
+        return _make_spec(
+            fields,
+            "broadcast",
+            rows=rows,
+            cols=cols,
+            over="cols",
+        )
     if small % cols == 0 and rows % (small // cols) == 0:
         groups: Plain = {"groups": small // cols} if small > cols else {}
-        return _make_spec(fields, "broadcast", over="rows", rows=rows, cols=cols, **groups)
+        return _make_spec(
+            fields,
+            "broadcast",
+            over="rows",
+            rows=rows,
+            cols=cols,
+            **groups,
+        )
     if is_binary and small > 1 and rows % small == 0:  # an element a channel, for every picture
         return _make_spec(
-            fields, "broadcast", over="cols", rows=rows, cols=cols, groups=rows // small
+            fields,
+            "broadcast",
+            over="cols",
+            rows=rows,
+            cols=cols,
+            groups=rows // small,
         )
     return None
 
@@ -404,7 +470,13 @@ def _spec_pool(fields: Plain, width: int) -> OperatorSpec | None:
     for size, padding in ((3, 1), (2, 0), (3, 0), (stride, 0), (stride + 1, stride // 2)):
         if (side + 2 * padding - size) // stride + 1 == out:
             return _make_spec(
-                fields, "pool", planes=planes, side=side, size=size, stride=stride, padding=padding
+                fields,
+                "pool",
+                planes=planes,
+                side=side,
+                size=size,
+                stride=stride,
+                padding=padding,
             )
     return None
 

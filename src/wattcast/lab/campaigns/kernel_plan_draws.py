@@ -20,14 +20,24 @@ from typing import Any
 
 from wattcast.core.units import Dtype
 from wattcast.lab.campaigns import kernel_plan
-from wattcast.lab.campaigns.kernel_plan import BINARY, LARGEST_BYTE, LONGEST_S, UNARY, OperatorSpec
+from wattcast.lab.campaigns.kernel_plan import (
+    BINARY,
+    LARGEST_BYTE,
+    LONGEST_S,
+    UNARY,
+    OperatorSpec,
+)
 
 ROUNDS = 4
 
 
 def pack_kernel_plan(rounds: int = ROUNDS) -> bytes:
     """Return the plan as it ships: an operator a line, with its round; defaults are left out."""
-    usual = {"layout": "", "rotated": "none", "detail": {}}
+    usual = {
+        "layout": "",
+        "rotated": "none",
+        "detail": {},
+    }
     lines = []
     for number in range(1, rounds + 1):
         for spec in draw_kernel_plan(number):
@@ -66,7 +76,11 @@ def plan_elementwise(random: Random) -> OperatorSpec:
         "n": rows * cols,
         "dtype": dtype,
     }
-    detail: dict[str, Any] = {"form": form, "rows": rows, "cols": cols}
+    detail: dict[str, Any] = {
+        "form": form,
+        "rows": rows,
+        "cols": cols,
+    }
     if function == "cast":
         operator["out_dtype"] = random.choice([d for d in ("bf16", "fp32", "fp16") if d != dtype])
     layout = {"reduce": "contiguous", "gather": "strided"}.get(form, form)
@@ -103,7 +117,12 @@ def _sizes(random: Random) -> tuple[int, int]:
 
 
 def _bytes(
-    function: str, form: str, dtype: str, rows: int, cols: int, detail: dict[str, Any]
+    function: str,
+    form: str,
+    dtype: str,
+    rows: int,
+    cols: int,
+    detail: dict[str, Any],
 ) -> dict[str, int]:
     """Bytes read and written where the function's number of inputs times ``n`` does not say it."""
     width, n = Dtype(dtype).byte, rows * cols  # type: ignore[call-arg]
@@ -150,7 +169,9 @@ def draw_kernel_plan(round_: int = 1) -> list[OperatorSpec]:
 
 
 def _distinct(
-    make: Callable[[Random], OperatorSpec], random: Random, count: int
+    make: Callable[[Random], OperatorSpec],
+    random: Random,
+    count: int,
 ) -> list[OperatorSpec]:
     specs: dict[str, OperatorSpec] = {}
     for _ in range(30 * count):
@@ -182,7 +203,12 @@ def _read_shapes(name: str) -> list[dict[str, int | str]]:
     ]
 
 
-def draw_log_uniform(random: Random, low: int, high: int, multiple: int = 1) -> int:
+def draw_log_uniform(
+    random: Random,
+    low: int,
+    high: int,
+    multiple: int = 1,
+) -> int:
     """Draw a whole number between ``low`` and ``high``, uniform in its logarithm, rounded to
     ``multiple``.
     """
@@ -227,7 +253,14 @@ def _linear(random: Random) -> OperatorSpec:
         m, n, k = (-(-size // 16) * 16 for size in (m, n, k))
     bias = random.random() < 0.4
     layout = "nn" if bias and dtype != "fp8" and random.random() < 0.4 else "nt"
-    operator = {"op": "linear", "m": m, "n": n, "k": k, "bias": bias, "dtype": dtype}
+    operator = {
+        "op": "linear",
+        "m": m,
+        "n": n,
+        "k": k,
+        "bias": bias,
+        "dtype": dtype,
+    }
     if dtype == "fp8":
         operator["out_dtype"] = "bf16"
     return OperatorSpec("linear", operator, layout, "none" if random.random() < 0.12 else "weights")
@@ -244,13 +277,26 @@ def _bmm(random: Random) -> OperatorSpec:
         queries = 1 if random.random() < 0.2 else length
         scores = random.random() < 0.5  # q k' first, then weights v
         n, k, layout = (length, head_dim, "nt") if scores else (head_dim, length, "nn")
-        shape = {"b": batch * heads, "m": queries, "n": n, "k": k}
+        shape = {
+            "b": batch * heads,
+            "m": queries,
+            "n": n,
+            "k": k,
+        }
     else:
         step = random.choice([1, 8, 32])
         shape = {"b": draw_log_uniform(random, 1, 512)}
         shape |= {name: draw_log_uniform(random, 16, 4096, step) for name in "mnk"}
         layout = random.choice(["nn", "nt"])
-    return OperatorSpec("bmm", {"op": "bmm", **shape, "dtype": dtype}, layout)
+    return OperatorSpec(
+        "bmm",
+        {
+            "op": "bmm",
+            **shape,
+            "dtype": dtype,
+        },
+        layout,
+    )
 
 
 def _conv2d(random: Random) -> OperatorSpec:
@@ -281,7 +327,11 @@ def _conv2d(random: Random) -> OperatorSpec:
         "r": filter_,
         "s": filter_,
     }
-    operator |= {"stride": stride, "padding": padding, "groups": groups}
+    operator |= {
+        "stride": stride,
+        "padding": padding,
+        "groups": groups,
+    }
     operator |= {"channels_last": random.random() < 0.5, "dtype": dtype}
     return OperatorSpec(
         "conv2d", operator, "nhwc" if operator["channels_last"] else "nchw", "weights"
@@ -306,7 +356,12 @@ def _rows(random: Random, kind: str) -> OperatorSpec:
     if random.random() < 0.45:
         dim = draw_log_uniform(random, 16, 65536)
         rows = draw_log_uniform(random, 1, 262144)
-    operator = {"op": kind, "rows": rows, "dim": dim, "dtype": dtype}
+    operator = {
+        "op": kind,
+        "rows": rows,
+        "dim": dim,
+        "dtype": dtype,
+    }
     if kind == "softmax" and dtype != "fp32" and random.random() < 0.3:
         operator["out_dtype"] = "fp32"
     return OperatorSpec(kind, operator, "contiguous", "all" if random.random() < 0.15 else "none")
@@ -334,7 +389,11 @@ def _attention(random: Random) -> OperatorSpec:
         "kv_heads": kv_heads,
         "q_len": q_len,
     }
-    operator |= {"kv_len": kv_len, "head_dim": head_dim, "causal": causal}
+    operator |= {
+        "kv_len": kv_len,
+        "head_dim": head_dim,
+        "causal": causal,
+    }
     operator |= {"dtype": random.choices(["bf16", "fp16"], [75, 25])[0]}
     backend = random.choices(["default", "flash", "cudnn"], [60, 15, 25])[0]
     return OperatorSpec(

@@ -69,13 +69,21 @@ def main(to: str, count: int = 1500) -> None:
 def _read_spec(row: Plain) -> OperatorSpec:
     operator = row["operator"]
     if row["family"] == "elementwise":
-        operator = {**operator, "op": "elementwise", "function": operator["op"]}
+        operator = {
+            **operator,
+            "op": "elementwise",
+            "function": operator["op"],
+        }
     return OperatorSpec(
         row["family"], operator, row["layout"], row["rotated"], row["detail"] or {}, "learning"
     )
 
 
-def predict_power_w(spec: OperatorSpec, gpu: Gpu, bundle: Bundle) -> float:
+def predict_power_w(
+    spec: OperatorSpec,
+    gpu: Gpu,
+    bundle: Bundle,
+) -> float:
     """Predict the power of an operator that runs without pause."""
     (op,) = parse_operators([spec.operator])
     condition = RunCondition(spec.layout, spec.rotated, str(spec.detail.get("backend") or ""))

@@ -17,7 +17,11 @@ class LengthDistribution:
     least: int
     most: int
 
-    def draw(self, random: np.random.Generator, count: int) -> npt.NDArray[np.int64]:
+    def draw(
+        self,
+        random: np.random.Generator,
+        count: int,
+    ) -> npt.NDArray[np.int64]:
         """Draw ``count`` lengths."""
         drawn = self.median * np.exp(self.sigma * random.standard_normal(count))
         return np.clip(np.rint(drawn), self.least, self.most).astype(np.int64)

@@ -38,7 +38,11 @@ def layer_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
 
 
 def write_adapter(
-    folder: Path, config: Mapping[str, Any], rank: int, seed: int, torch: Any
+    folder: Path,
+    config: Mapping[str, Any],
+    rank: int,
+    seed: int,
+    torch: Any,
 ) -> None:
     """Write one adapter as PEFT saves it: ``adapter_config.json`` and its weights in bf16."""
     from safetensors.torch import save_file
@@ -67,7 +71,11 @@ def write_adapter(
 
 
 def make_adapter_requests(
-    folder: Path, config: Mapping[str, Any], count: int, rank: int, torch: Any
+    folder: Path,
+    config: Mapping[str, Any],
+    count: int,
+    rank: int,
+    torch: Any,
 ) -> list[Any]:
     """Write ``count`` adapters and return the engine's handles of them."""
     from vllm.lora.request import LoRARequest

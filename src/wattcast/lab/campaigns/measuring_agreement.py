@@ -18,7 +18,11 @@ from typing import Any
 from wattcast.core.whole_files import write_whole
 from wattcast.lab.campaigns.campaign_engine import OperatorBench
 from wattcast.lab.campaigns.kernel_plan import OperatorSpec, read_kernel_plan
-from wattcast.lab.campaigns.operator_rows import CampaignGpu, CapturedGraph, measure_sustained_row
+from wattcast.lab.campaigns.operator_rows import (
+    CampaignGpu,
+    CapturedGraph,
+    measure_sustained_row,
+)
 from wattcast.measure.counter_ticks import find_ticks
 from wattcast.measure.measured_run import measure, run_command
 from wattcast.measure.sampler import Sampler
@@ -57,7 +61,11 @@ def run_known_loads(length_s: float, marks: Path | None = None) -> None:
         marks.write_text(json.dumps(times))
 
 
-def keep_busy(gpu: Any, graph: CapturedGraph, length_s: float) -> None:
+def keep_busy(
+    gpu: Any,
+    graph: CapturedGraph,
+    length_s: float,
+) -> None:
     """Replay without gaps for ``length_s``; the host stays a few chunks ahead."""
     per_chunk = max(int(0.02 / (float(gpu.timed(graph, 2)[-1]) * graph.copies)), 1)
     end_s = time.monotonic() + length_s
@@ -99,7 +107,9 @@ def compare_methods(length_s: float = 4.0) -> list[dict[str, object]]:
 
 
 def _campaign_and_window(
-    gpu: Any, spec: OperatorSpec, length_s: float
+    gpu: Any,
+    spec: OperatorSpec,
+    length_s: float,
 ) -> tuple[dict[str, object], tuple[str, ...]]:
     with Sampler("nvml") as sampler:
         row = measure_sustained_row(OperatorBench(gpu, sampler, "agree"), spec)
@@ -125,7 +135,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="folder for agreement.json")
     parser.add_argument("--marks", type=Path, help="run the loads alone and write their times here")
-    parser.add_argument("--seconds", type=float, default=4.0, help="how long each load runs")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=4.0,
+        help="how long each load runs",
+    )
     options = parser.parse_args()
     if options.marks:
         run_known_loads(options.seconds, options.marks)

@@ -16,8 +16,16 @@ import contextlib
 import gc
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+)
+from dataclasses import (
+    dataclass,
+    field,
+    replace,
+)
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +33,12 @@ from typing import Any
 import numpy as np
 
 from wattcast.calibrate.measured_clocks import TOP_CLOCK_SHARE
-from wattcast.core.errors import BadInput, bad_value, check_names, import_extra
+from wattcast.core.errors import (
+    BadInput,
+    bad_value,
+    check_names,
+    import_extra,
+)
 from wattcast.core.measured_rows import ModelKernels, ModelRow
 from wattcast.core.regular_files import read_shipped_table
 from wattcast.core.row_journals import read_lines
@@ -34,7 +47,13 @@ from wattcast.lab.campaigns import campaign_engine
 from wattcast.lab.campaigns.campaign_engine import OperatorBench
 from wattcast.lab.campaigns.operator_calls import torch_dtype
 from wattcast.measure.sampler import Sampler
-from wattcast.measure.steady_state import SettlingRule, await_clock, format_now, hold_load, say
+from wattcast.measure.steady_state import (
+    SettlingRule,
+    await_clock,
+    format_now,
+    hold_load,
+    say,
+)
 
 VISION = ("vit", "resnet")
 
@@ -162,7 +181,10 @@ class BuiltModel:
 
 
 def build_model(
-    spec: ModelRunSpec, torch: Any, device: str, dims: ModelDims | None = None
+    spec: ModelRunSpec,
+    torch: Any,
+    device: str,
+    dims: ModelDims | None = None,
 ) -> BuiltModel:
     """Build the module of a row with random weights, by ``model_classes.jsonl``; ``dims`` makes it
     smaller.
@@ -201,7 +223,11 @@ def build_model(
 
 
 def make_iteration(
-    built: BuiltModel, spec: ModelRunSpec, torch: Any, device: str, dims: ModelDims | None = None
+    built: BuiltModel,
+    spec: ModelRunSpec,
+    torch: Any,
+    device: str,
+    dims: ModelDims | None = None,
 ) -> Callable[[], Any]:
     """Return one iteration of the row as a function that can be called any number of times.
 
@@ -216,7 +242,10 @@ def make_iteration(
     if spec.phase == "train":
         captured = str(device).startswith("cuda")
         optimiser = torch.optim.AdamW(
-            module.parameters(), lr=LEARNING_RATE, fused=True, capturable=captured
+            module.parameters(),
+            lr=LEARNING_RATE,
+            fused=True,
+            capturable=captured,
         )
 
         def train() -> Any:
@@ -245,7 +274,12 @@ def make_iteration(
     return forward
 
 
-def _draw_inputs(spec: ModelRunSpec, dims: ModelDims, torch: Any, device: str) -> dict[str, Any]:
+def _draw_inputs(
+    spec: ModelRunSpec,
+    dims: ModelDims,
+    torch: Any,
+    device: str,
+) -> dict[str, Any]:
     """Return what the module is called with, drawn at random."""
     if dims.vision:
         shape = (spec.batch, 3, _IMAGE, _IMAGE)
@@ -338,11 +372,22 @@ def eager_settings(torch: Any) -> Iterator[None]:
 
     tensor = torch.tensor
 
-    def fill_scalar(data: Any, *, device: Any = None, dtype: Any = None, **options: Any) -> Any:
+    def fill_scalar(
+        data: Any,
+        *,
+        device: Any = None,
+        dtype: Any = None,
+        **options: Any,
+    ) -> Any:
         """Fill scalars on their device, since no capture allows copying them there."""
         if device is not None and isinstance(data, (bool, int, float)) and not options:
             return torch.full((), data, device=device, dtype=dtype or tensor(data).dtype)
-        return tensor(data, device=device, dtype=dtype, **options)
+        return tensor(
+            data,
+            device=device,
+            dtype=dtype,
+            **options,
+        )
 
     changes: list[tuple[Any, str, Callable[..., Any]]] = [
         (import_utils, "is_cuda_stream_capturing", lambda: False),
@@ -364,7 +409,10 @@ LONGEST_NAME = 200
 
 
 def profile_iteration(
-    device: Any, row_id: str, run: Callable[[], Any], bench_run: str
+    device: Any,
+    row_id: str,
+    run: Callable[[], Any],
+    bench_run: str,
 ) -> ModelKernels:
     """Record names and durations of the kernels of one iteration."""
     torch = device.torch
@@ -376,7 +424,11 @@ def profile_iteration(
     return total_kernels(row_id, campaign_engine.list_trace_events(profiler), bench_run)
 
 
-def total_kernels(row_id: str, events: Iterable[dict[str, Any]], run: str) -> ModelKernels:
+def total_kernels(
+    row_id: str,
+    events: Iterable[dict[str, Any]],
+    run: str,
+) -> ModelKernels:
     """List the kernels of a chrome trace in the order they started."""
     kernel_events = [
         e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset") and "dur" in e
@@ -408,11 +460,18 @@ SETTLE = SettlingRule(longest_s=5.0)
 def make_blank_model_row(bench: OperatorBench, spec: ModelRunSpec) -> ModelRow:
     """Return a row that names what is to be measured, with nothing measured yet."""
     fields = {name: getattr(spec, name) for name in ("id", "model", "graph")} | spec.workload
-    return ModelRow(**fields, run=bench.run, date=format_now())
+    return ModelRow(
+        **fields,
+        run=bench.run,
+        date=format_now(),
+    )
 
 
 def measure_model(
-    bench: OperatorBench, spec: ModelRunSpec, built: BuiltModel, run: Callable[[], Any]
+    bench: OperatorBench,
+    spec: ModelRunSpec,
+    built: BuiltModel,
+    run: Callable[[], Any],
 ) -> ModelRow:
     """Measure time, power and clock of one iteration, captured in a graph where asked and
     possible.
@@ -552,7 +611,11 @@ def run_models(
         return campaign.finish()
 
 
-def choose_model_specs(only: str = "", few: int = 0, tier: int = 0) -> list[ModelRunSpec]:
+def choose_model_specs(
+    only: str = "",
+    few: int = 0,
+    tier: int = 0,
+) -> list[ModelRunSpec]:
     """Choose rows of the plan: all, those of one model or one tier, or the first few."""
     planned = list(dict.fromkeys(spec.model for spec in read_model_plan()))
     check_names("planned model", only or (), planned, f"Planned: {', '.join(planned)}.")

@@ -15,19 +15,43 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import (
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from pathlib import Path
 
-from wattcast.core.errors import MissingTool, Refused, WattcastError
+from wattcast.core.errors import (
+    MissingTool,
+    Refused,
+    WattcastError,
+)
 from wattcast.core.measured_rows import Plain
 from wattcast.core.regular_files import read_shipped_table
 from wattcast.core.row_journals import Journal
 from wattcast.lab.campaigns.kernel_campaign import read_listed
-from wattcast.lab.campaigns.kernel_plan import OperatorSpec, read_kernel_plan, take_subset
+from wattcast.lab.campaigns.kernel_plan import (
+    OperatorSpec,
+    read_kernel_plan,
+    take_subset,
+)
 
-COUNTED = {"linear": 34, "bmm": 8, "conv2d": 14, "softmax": 6, "layernorm": 5, "rmsnorm": 4}
+COUNTED = {
+    "linear": 34,
+    "bmm": 8,
+    "conv2d": 14,
+    "softmax": 6,
+    "layernorm": 5,
+    "rmsnorm": 4,
+}
 COUNTED |= {"elementwise": 20, "attention": 16}
-POOL_BYTE = {"bf16": 15 * 10**8, "fp16": 10**9, "fp32": 2 * 10**9, "fp8": 5 * 10**8}
+POOL_BYTE = {
+    "bf16": 15 * 10**8,
+    "fp16": 10**9,
+    "fp32": 2 * 10**9,
+    "fp8": 5 * 10**8,
+}
 RANGE = "wattcast:"
 FAILURES_BEFORE_STOP = 5
 
@@ -44,7 +68,11 @@ def choose_counted_specs(few: int = 0, listed: str = "") -> list[OperatorSpec]:
     )
 
 
-def make_ncu_command(ncu: str, raw: Path, metrics: list[str]) -> list[str]:
+def make_ncu_command(
+    ncu: str,
+    raw: Path,
+    metrics: list[str],
+) -> list[str]:
     """Return the ``ncu`` command without clock or cache control, with one row a kernel in
     ``raw``.
     """
@@ -63,7 +91,11 @@ def find_ncu() -> str:
     return ncu
 
 
-def make_collect_command(command: list[str], raw: Path, metric_names: list[str]) -> None:
+def make_collect_command(
+    command: list[str],
+    raw: Path,
+    metric_names: list[str],
+) -> None:
     """Run any command once under ``ncu``; ``raw`` gets the ``wanted`` metrics of every kernel it
     launches.
     """
@@ -80,7 +112,12 @@ def make_collect_command(command: list[str], raw: Path, metric_names: list[str])
     partial.replace(raw)
 
 
-def collect_counters(out: Path, budget_s: float, few: int = 0, listed: str = "") -> dict[str, int]:
+def collect_counters(
+    out: Path,
+    budget_s: float,
+    few: int = 0,
+    listed: str = "",
+) -> dict[str, int]:
     """Run the sample under ``ncu``, keep its raw table, and append one row per kernel to
     ``counters.jsonl``.
     """
@@ -154,7 +191,11 @@ def query_metrics(ncu: str) -> set[str]:
     """
     try:
         answer = subprocess.run(
-            [ncu, "--query-metrics"], capture_output=True, text=True, timeout=60.0, check=False
+            [ncu, "--query-metrics"],
+            capture_output=True,
+            text=True,
+            timeout=60.0,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return set()
@@ -208,7 +249,11 @@ def read_ncu_rows(
             yield row, metrics
 
 
-def count_operators(budget_s: float, few: int = 0, listed: str = "") -> int:
+def count_operators(
+    budget_s: float,
+    few: int = 0,
+    listed: str = "",
+) -> int:
     """Run each operator once warm and once counted, under ``ncu``; return how many were counted."""
     from wattcast.lab.campaigns.operator_rows import CampaignGpu
 

@@ -23,9 +23,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from wattcast.core import BadInput, check_names, unknown_name
+from wattcast.core import (
+    BadInput,
+    check_names,
+    unknown_name,
+)
 from wattcast.core.measured_calls import find_measured_call
-from wattcast.lab.campaigns.kernel_plan import BINARY, GRADIENTS, OperatorSpec
+from wattcast.lab.campaigns.kernel_plan import (
+    BINARY,
+    GRADIENTS,
+    OperatorSpec,
+)
 
 PATTERNS = ("random", "zeros", "ones", "relu", "tiny", "uniform")
 _ALIGN_BYTE = 512
@@ -35,7 +43,12 @@ _CHUNK = 2**28
 class OperandPools:
     """Pools of one pattern of values on one device."""
 
-    def __init__(self, torch: Any, device: str, pool_byte: dict[str, int]) -> None:
+    def __init__(
+        self,
+        torch: Any,
+        device: str,
+        pool_byte: dict[str, int],
+    ) -> None:
         self._torch = torch
         self.device = device
         self.pattern = ""
@@ -74,7 +87,11 @@ class OperandPools:
         """Start over; views handed out before may share memory with later ones."""
         self._next = dict.fromkeys(self._pools, 0)
 
-    def take(self, dtype: str, *shape: int) -> Any:
+    def take(
+        self,
+        dtype: str,
+        *shape: int,
+    ) -> Any:
         """Return a contiguous view of ``shape``."""
         name = "fp32" if dtype == "tf32" else dtype
         pool = self._pools[name]
@@ -129,7 +146,11 @@ class CallBuilder:
     operands: OperandPools
     l2_byte: float
 
-    def sets(self, byte: float, rotate: bool) -> int:
+    def sets(
+        self,
+        byte: float,
+        rotate: bool,
+    ) -> int:
         """Return how many operand sets of ``byte`` each exceed three times the L2; one when not
         rotating.
         """
@@ -139,7 +160,15 @@ class CallBuilder:
             else 1
         )
 
-    def image(self, dtype: str, n: int, c: int, h: int, w: int, channels_last: bool) -> Any:
+    def image(
+        self,
+        dtype: str,
+        n: int,
+        c: int,
+        h: int,
+        w: int,
+        channels_last: bool,
+    ) -> Any:
         """Return (pictures, channels, rows, columns) with channels outermost or innermost in
         memory.
         """
@@ -162,7 +191,14 @@ class CallBuilder:
         ]
         return stride, padding, dilation, out
 
-    def heads(self, spec: OperatorSpec, batch: int, heads: int, length: int, dim: int) -> Any:
+    def heads(
+        self,
+        spec: OperatorSpec,
+        batch: int,
+        heads: int,
+        length: int,
+        dim: int,
+    ) -> Any:
         """Return (batch, heads, length, dim) as it comes from a projection (bshd in memory) or a
         cache (bhsd).
         """
@@ -204,7 +240,11 @@ class ElementwiseOperands:
     returns the call.
     """
 
-    def __init__(self, builder: CallBuilder, spec: OperatorSpec) -> None:
+    def __init__(
+        self,
+        builder: CallBuilder,
+        spec: OperatorSpec,
+    ) -> None:
         self.torch = builder.torch
         self.aten = builder.torch.ops.aten
         self.layout = spec.layout
@@ -321,7 +361,11 @@ class ElementwiseOperands:
         gradient of a bias.
         """
         view = self.take(self.cols, self.rows)
-        reduce = {"sum": view.sum, "mean": view.mean, "max": view.amax}[self.function]
+        reduce = {
+            "sum": view.sum,
+            "mean": view.mean,
+            "max": view.amax,
+        }[self.function]
         return lambda: reduce(0)
 
     def append(self) -> Run:
@@ -437,7 +481,13 @@ class ElementwiseOperands:
         )
         second = [moment.abs() for moment in second]
         steps = [torch.ones((), dtype=torch.float32, device=value.device) for value in values]
-        options = {"lr": 1e-6, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.01, "eps": 1e-8}
+        options = {
+            "lr": 1e-6,
+            "beta1": 0.9,
+            "beta2": 0.999,
+            "weight_decay": 0.01,
+            "eps": 1e-8,
+        }
         step = self.aten._fused_adamw_
 
         def run() -> Any:
@@ -457,7 +507,12 @@ class ElementwiseOperands:
         return run
 
 
-def build_call(builder: CallBuilder, spec: OperatorSpec, *, fresh: bool = True) -> OperatorCall:
+def build_call(
+    builder: CallBuilder,
+    spec: OperatorSpec,
+    *,
+    fresh: bool = True,
+) -> OperatorCall:
     """Build the call of ``spec``; without ``fresh`` its operands lie behind those handed out
     before.
     """
@@ -515,7 +570,12 @@ def _call_linear(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
         def run(i: int) -> Any:
             w = ws[i % sets].t()
             return torch._scaled_mm(
-                x, w, scale_a=one, scale_b=one, bias=b, out_dtype=torch.bfloat16
+                x,
+                w,
+                scale_a=one,
+                scale_b=one,
+                bias=b,
+                out_dtype=torch.bfloat16,
             )
 
         return OperatorCall(run, sets, *byte)
@@ -660,7 +720,12 @@ def _call_attention(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
 
 
 def _make_attention_gradient(
-    torch: Any, grad: Any, qkv: tuple[Any, ...], chance: float, causal: bool, backend: str
+    torch: Any,
+    grad: Any,
+    qkv: tuple[Any, ...],
+    chance: float,
+    causal: bool,
+    backend: str,
 ) -> Callable[[], Any]:
     """Return the gradient, by cuDNN unless the row says otherwise, as on Hopper."""
     aten = torch.ops.aten

@@ -8,17 +8,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import (
+    dataclass,
+    field,
+    replace,
+)
 from typing import Any, TypeVar
 
 import numpy as np
 
 from wattcast.calibrate.measured_clocks import TOP_CLOCK_SHARE
 from wattcast.core import Refused
-from wattcast.core.measured_rows import ChainRow, KernelRow, RowKind
+from wattcast.core.measured_rows import (
+    ChainRow,
+    KernelRow,
+    RowKind,
+)
 from wattcast.lab.campaigns import campaign_engine
 from wattcast.lab.campaigns.campaign_engine import OperatorBench
-from wattcast.lab.campaigns.kernel_plan import OperatorSpec, read_kernel_plan, take_subset
+from wattcast.lab.campaigns.kernel_plan import (
+    OperatorSpec,
+    read_kernel_plan,
+    take_subset,
+)
 from wattcast.lab.campaigns.operator_calls import (
     CallBuilder,
     OperandPools,
@@ -27,7 +39,12 @@ from wattcast.lab.campaigns.operator_calls import (
 )
 from wattcast.measure import steady_state
 
-POOL_BYTE = {"bf16": 8 * 10**9, "fp16": 8 * 10**9, "fp32": 14 * 10**9, "fp8": 3 * 10**9}
+POOL_BYTE = {
+    "bf16": 8 * 10**9,
+    "fp16": 8 * 10**9,
+    "fp32": 14 * 10**9,
+    "fp8": 3 * 10**9,
+}
 GRAPH_S = 0.0025  # a graph should run about this long
 ROTATION_S = 0.008  # or longer, up to this, to visit every operand set
 MOST_COPIES = 400
@@ -53,7 +70,12 @@ class CampaignGpu(campaign_engine.TorchDevice):
     it.
     """
 
-    def __init__(self, torch: Any, operands: OperandPools, l2_byte: int) -> None:
+    def __init__(
+        self,
+        torch: Any,
+        operands: OperandPools,
+        l2_byte: int,
+    ) -> None:
         super().__init__(torch)
         self.operands = operands
         self.builder = CallBuilder(torch, operands, l2_byte)
@@ -78,7 +100,10 @@ class CampaignGpu(campaign_engine.TorchDevice):
         return build_call(self.builder, spec)
 
     def prepare(
-        self, spec: OperatorSpec, graph_s: float = GRAPH_S, most_copies: int = MOST_COPIES
+        self,
+        spec: OperatorSpec,
+        graph_s: float = GRAPH_S,
+        most_copies: int = MOST_COPIES,
     ) -> CapturedGraph:
         """Build, warm up, time roughly and capture; the graph runs about ``graph_s``."""
         torch = self.torch
@@ -110,15 +135,28 @@ class CampaignGpu(campaign_engine.TorchDevice):
         results.clear()
         return CapturedGraph(graph, copies, call)
 
-    def replay(self, graph: CapturedGraph, times: int) -> None:
+    def replay(
+        self,
+        graph: CapturedGraph,
+        times: int,
+    ) -> None:
         """Queue replays; returns before they have run."""
         self.issue(graph.graph.replay, times)
 
-    def timed(self, graph: CapturedGraph, replays: int, warm: int = 1) -> np.ndarray:
+    def timed(
+        self,
+        graph: CapturedGraph,
+        replays: int,
+        warm: int = 1,
+    ) -> np.ndarray:
         """Return the seconds per copy of each of ``replays`` replays, all queued before waiting."""
         return campaign_engine.time_calls(self, graph.graph.replay, replays, warm) / graph.copies
 
-    def _capture(self, graph: Any, run: Callable[[], Any]) -> None:
+    def _capture(
+        self,
+        graph: Any,
+        run: Callable[[], Any],
+    ) -> None:
         with self.torch.cuda.stream(self.stream):
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
@@ -141,7 +179,11 @@ DUTY_TICKS = 8
 
 
 def make_row_id(
-    kind: str, spec: OperatorSpec, data: str = "random", duty: float | None = None, repeat: int = 0
+    kind: str,
+    spec: OperatorSpec,
+    data: str = "random",
+    duty: float | None = None,
+    repeat: int = 0,
 ) -> str:
     """Return an id that is the same in every run, so that a campaign can be continued."""
     return (
@@ -161,10 +203,22 @@ def make_blank_row(
     date = steady_state.format_now()
     planned = vars(spec) | {"detail": spec.detail | {"spec": spec.id}}
     row_id = make_row_id(kind, spec, data, duty, repeat)
-    return KernelRow(row_id, kind, **planned, data=data, repeat=repeat, run=bench.run, date=date)
+    return KernelRow(
+        row_id,
+        kind,
+        **planned,
+        data=data,
+        repeat=repeat,
+        run=bench.run,
+        date=date,
+    )
 
 
-def measure_burst_row(bench: OperatorBench, spec: OperatorSpec, repeat: int = 0) -> KernelRow:
+def measure_burst_row(
+    bench: OperatorBench,
+    spec: OperatorSpec,
+    repeat: int = 0,
+) -> KernelRow:
     """Measure latency at the top clock: tens of milliseconds after a pause, once more if the clock
     was low.
     """
@@ -203,7 +257,11 @@ def measure_burst_row(bench: OperatorBench, spec: OperatorSpec, repeat: int = 0)
     return row
 
 
-def _note_rest(bench: OperatorBench, ended_s: float, busy_s: float) -> None:
+def _note_rest(
+    bench: OperatorBench,
+    ended_s: float,
+    busy_s: float,
+) -> None:
     bench.rested_s, bench.tired_s = ended_s, min(max(0.012, 0.8 * busy_s), 0.05)
 
 
@@ -231,7 +289,11 @@ def find_top_clock_hz(bench: OperatorBench, spec: OperatorSpec) -> float:
     return float(clock.max()) if len(clock) else bench.top_clock_hz
 
 
-def measure_sustained_row(bench: OperatorBench, spec: OperatorSpec, repeat: int = 0) -> KernelRow:
+def measure_sustained_row(
+    bench: OperatorBench,
+    spec: OperatorSpec,
+    repeat: int = 0,
+) -> KernelRow:
     """Measure power, clock and latency of a load that fills the GPU until it has settled."""
     row = make_blank_row(bench, RowKind.SUSTAINED, spec, repeat)
     gpu = bench.gpu
@@ -255,7 +317,10 @@ def _describe_graph(graph: CapturedGraph) -> dict[str, Any]:
 
 
 def measure_duty_row(
-    bench: OperatorBench, spec: OperatorSpec, duty: float, idle_power_w: float
+    bench: OperatorBench,
+    spec: OperatorSpec,
+    duty: float,
+    idle_power_w: float,
 ) -> KernelRow:
     """Measure bursts with idle gaps under the cap, and derive the power while busy.
 
@@ -335,7 +400,11 @@ def measure_clock_row(bench: OperatorBench, spec: OperatorSpec) -> KernelRow:
     )
 
 
-def measure_idle_row(bench: OperatorBench, name: str, length_s: float = 0.9) -> KernelRow:
+def measure_idle_row(
+    bench: OperatorBench,
+    name: str,
+    length_s: float = 0.9,
+) -> KernelRow:
     """Measure power with a context open and no work, at whatever clock the card rests."""
     mark = bench.sampler.head
     began_s = time.monotonic()
@@ -377,7 +446,13 @@ class KernelCampaign(campaign_engine.Campaign):
         default_factory=dict
     )  # of the rows measured by this process, by id
 
-    def measure(self, kind: str, spec: OperatorSpec, blank: Row, make: Callable[[], Row]) -> None:
+    def measure(
+        self,
+        kind: str,
+        spec: OperatorSpec,
+        blank: Row,
+        make: Callable[[], Row],
+    ) -> None:
         """Measure and save one row unless its id is on file, and remember what was measured."""
         row = self.record(kind, blank, make, spec.family)
         if row is not None and not row.error:
@@ -400,7 +475,12 @@ class KernelCampaign(campaign_engine.Campaign):
         return take_subset(everything, counts, keep) if counts else everything
 
 
-def save_row(campaign: KernelCampaign, kind: RowKind, spec: OperatorSpec, repeat: int = 0) -> None:
+def save_row(
+    campaign: KernelCampaign,
+    kind: RowKind,
+    spec: OperatorSpec,
+    repeat: int = 0,
+) -> None:
     """Measure and save one burst, sustained or clock row, unless it is on file."""
     bench = campaign.bench
     makers: dict[str, Callable[[], KernelRow]] = {

@@ -21,7 +21,11 @@ import numpy as np
 import numpy.typing as npt
 
 from wattcast.core.measured_rows import KernelRow, Plain
-from wattcast.core.row_tables import ROWS_FILE, read_table, write_table
+from wattcast.core.row_tables import (
+    ROWS_FILE,
+    read_table,
+    write_table,
+)
 from wattcast.lab.campaigns.database_files import CYCLE_TICKS
 from wattcast.measure.counter_ticks import find_sightings, find_ticks
 from wattcast.measure.energy_samples import Array, EnergySamples
@@ -102,7 +106,10 @@ def settle_capped_rows(rows: list[KernelRow], samples: EnergySamples) -> dict[st
 
 
 def _match_windows(
-    row: KernelRow, seen_s: Array, grid_s: Array, energy_j: Array
+    row: KernelRow,
+    seen_s: Array,
+    grid_s: Array,
+    energy_j: Array,
 ) -> tuple[Array, npt.NDArray[np.intp]]:
     """Compare the row's power with that of every window as long as the row's; return differences by
     last step.

@@ -23,7 +23,11 @@ from wattcast.lab.counter_models.gpmtool_files import read_dcgm_rates
 from wattcast.lab.counter_models.model_selection import percent_error
 from wattcast.lab.counter_models.profiler_counters import list_ncu_metrics, read_ncu
 from wattcast.lab.counter_models.rail_terms import ACTIVE_CYCLE
-from wattcast.power.activity import Activity, ActivitySource, known_events
+from wattcast.power.activity import (
+    Activity,
+    ActivitySource,
+    known_events,
+)
 from wattcast.power.power_model import SavedModel, load_saved_model
 from wattcast.report import figure_style
 from wattcast.report.figure_style import Figure, add_caption
@@ -114,7 +118,11 @@ def apply_model(
     )
 
 
-def _check_events(where: str, lacking: Sequence[str], metrics: Sequence[str]) -> None:
+def _check_events(
+    where: str,
+    lacking: Sequence[str],
+    metrics: Sequence[str],
+) -> None:
     """Refuse a source without an event of the model: a sum that lacks a part is no total."""
     if not lacking:
         return
@@ -157,7 +165,10 @@ def _activity_of_rates(rates: CounterRates) -> Activity:
 
 
 def _apply_to(
-    saved: SavedModel, where: str, names: Sequence[str], activity: Activity
+    saved: SavedModel,
+    where: str,
+    names: Sequence[str],
+    activity: Activity,
 ) -> AppliedModel:
     power = saved.model.power(activity)
     return AppliedModel(saved, where, tuple(names), activity.duration_s, power.part_w, None)
@@ -173,14 +184,25 @@ def draw_applied(applied: AppliedModel) -> Figure:
         watts = applied.part_w[:, place]
         if (watts != 0).any():
             colour = colours[place % len(colours)]
-            axes.stairs(below + watts, edges, baseline=below, fill=True, color=colour, label=part)
+            axes.stairs(
+                below + watts,
+                edges,
+                baseline=below,
+                fill=True,
+                color=colour,
+                label=part,
+            )
         below = below + watts
     if applied.measured_w is not None:
         middle = edges[:-1] + 0.5
         axes.plot(middle, applied.measured_w, ".", color=figure_style.MEASURED, label="measured")
     axes.set(xlabel="Row", ylabel="Power (W)")
     axes.set_ylim(bottom=0.0)
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)
+    axes.legend(
+        loc="upper left",
+        bbox_to_anchor=(1.01, 1.0),
+        frameon=False,
+    )
     error = applied.error_percent
     title = f"{applied.source}: mean {applied.mean_w:.4g} W"
     if error is not None:

@@ -21,7 +21,13 @@ from wattcast.lab.counter_models.rail_terms import CounterModelKind
 from wattcast.lab.counter_models.two_rails import RailsFit
 from wattcast.power.activity import known_events
 from wattcast.report import figure_style
-from wattcast.report.figure_style import MEASURED, PREDICTED, FigureMaker, add_caption, new_axes
+from wattcast.report.figure_style import (
+    MEASURED,
+    PREDICTED,
+    FigureMaker,
+    add_caption,
+    new_axes,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -74,11 +80,25 @@ def draw_error_planes(result: CounterFit) -> Figure:
     reach = max(float(np.nanmax(plane)) for _, _, plane in planes)
     for at, model, (core_hz, memory_hz, plane) in zip(axes, models, planes, strict=True):
         # clocks are in equal steps, since they are uneven
-        image = at.imshow(plane, cmap="YlOrBr", vmin=0.0, vmax=reach, aspect="auto", origin="lower")
+        image = at.imshow(
+            plane,
+            cmap="YlOrBr",
+            vmin=0.0,
+            vmax=reach,
+            aspect="auto",
+            origin="lower",
+        )
         for (i, j), value in np.ndenumerate(plane):
             if np.isfinite(value):
                 ink = "white" if value > 0.7 * reach else "black"
-                at.text(j, i, f"{value:.1f}", ha="center", va="center", color=ink)
+                at.text(
+                    j,
+                    i,
+                    f"{value:.1f}",
+                    ha="center",
+                    va="center",
+                    color=ink,
+                )
         at.set_xticks(range(memory_hz.size), [f"{f / 1e6:.0f}" for f in memory_hz])
         at.set_yticks(range(core_hz.size), [f"{f / 1e6:.0f}" for f in core_hz])
         at.set_xlabel("Memory clock (MHz)")
@@ -86,14 +106,21 @@ def draw_error_planes(result: CounterFit) -> Figure:
             f"{MODEL_TITLES[model]}: {np.nanmean(plane):.1f} %, {np.nanmax(plane):.0f} % worst"
         )
     axes[0].set_ylabel("Core clock (MHz)")
-    figure.colorbar(image, ax=list(axes), label="Absolute error on unseen work (%)", shrink=0.85)
+    figure.colorbar(
+        image,
+        ax=list(axes),
+        label="Absolute error on unseen work (%)",
+        shrink=0.85,
+    )
     return add_caption(
         figure, f"{result.table.name}, mean of {result.table.benchmarks} benchmarks, each held out"
     )
 
 
 def draw_launch_power(
-    estimate: PowerEstimate, measured: tuple[Array, Array] | None = None, most: int = 8
+    estimate: PowerEstimate,
+    measured: tuple[Array, Array] | None = None,
+    most: int = 8,
 ) -> Figure:
     """Draw watts by part over time, stacked, with measured power as dots (paper figures 8 and 11).
 
@@ -128,11 +155,20 @@ def draw_launch_power(
         stacked = top
     if measured is not None:
         axes.plot(
-            measured[0] * 1e3, measured[1], ".", color=MEASURED, markersize=4, label="measured"
+            measured[0] * 1e3,
+            measured[1],
+            ".",
+            color=MEASURED,
+            markersize=4,
+            label="measured",
         )
     axes.set(xlabel="Time (ms)", ylabel="Power (W)")
     axes.set_ylim(bottom=0.0)
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)
+    axes.legend(
+        loc="upper left",
+        bbox_to_anchor=(1.01, 1.0),
+        frameon=False,
+    )
     return add_caption(
         figure, f"estimated from {estimate.start_s.size} intervals; mean {estimate.mean_w:.4g} W"
     )
@@ -178,7 +214,12 @@ def draw_rail_voltages(result: CounterFit) -> Figure:
         clock = rail.clock_hz / 1e6
         one = "one curve for all memory clocks" if rail.rail == "core" else "inferred"
         at.errorbar(
-            clock, rail.relative, yerr=rail.standard_error, color=PREDICTED, capsize=2, label=one
+            clock,
+            rail.relative,
+            yerr=rail.standard_error,
+            color=PREDICTED,
+            capsize=2,
+            label=one,
         )
         main = main_model_kind(result).fit
         curve, _ = main.how.curves(main.inferred.theta)
@@ -264,7 +305,12 @@ def draw_rails_errors(fit: RailsFit, device: str = "") -> Figure:
         if rows.any():
             label = f"{name}: {fit.error_percent(rows, held_out=True):.1f} %"
             axes.plot(
-                fit.table.power_w[rows], fit.held_out_w[rows], "o", ms=4, color=colour, label=label
+                fit.table.power_w[rows],
+                fit.held_out_w[rows],
+                "o",
+                ms=4,
+                color=colour,
+                label=label,
             )
     axes.set(xlabel="Measured power (W)", ylabel="Predicted power (W)")
     axes.set_xlim(0.0, top_w)

@@ -4,7 +4,11 @@ model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,12 +35,21 @@ from wattcast.lab.counter_models.rail_terms import (
     describe_missing_terms,
     offset_name,
 )
-from wattcast.power.hybrid_rail import EventRail, HybridRail, RailClock, RailVoltage
+from wattcast.power.hybrid_rail import (
+    EventRail,
+    HybridRail,
+    RailClock,
+    RailVoltage,
+)
 from wattcast.power.power_model import PowerModel, SavedModel
 from wattcast.power.rate_power import RatePower
 from wattcast.power.switched_capacitance import SwitchedCapacitance
 
-RAIL_CLOCKS = {"core": RailClock.CORE, "memory": RailClock.MEMORY, "host": RailClock.FIXED}
+RAIL_CLOCKS = {
+    "core": RailClock.CORE,
+    "memory": RailClock.MEMORY,
+    "host": RailClock.FIXED,
+}
 
 
 def make_power_model(fit: model_selection.TermsFit, table: CounterTable) -> PowerModel:
@@ -230,7 +243,11 @@ class CounterFit:
     tested: HeldBackRows | None = None
 
 
-def read_counter_tables(path: Path, form: str, columns: Path | None) -> dict[str, CounterTable]:
+def read_counter_tables(
+    path: Path,
+    form: str,
+    columns: Path | None,
+) -> dict[str, CounterTable]:
     """Read the tables to choose from: one, or one for each way in which activity may scale with the
     clocks.
     """
@@ -392,9 +409,20 @@ def counter_fit_to_plain(result: CounterFit) -> dict[str, Any]:
             "held_out": held_out,
             "settings": vars(kind.settings),
         }
-        plane = {"core_hz": core_hz.tolist(), "memory_hz": memory_hz.tolist(), **planes}
+        plane = {
+            "core_hz": core_hz.tolist(),
+            "memory_hz": memory_hz.tolist(),
+            **planes,
+        }
         test = {"test_mape": tested.mape(kind.model)} if tested else {}
-        models.append({"kind": str(kind.model), **errors, **test, "plane": plane})
+        models.append(
+            {
+                "kind": str(kind.model),
+                **errors,
+                **test,
+                "plane": plane,
+            }
+        )
     how = main.fit.how
     by_memory_clock = []
     if main.model is CounterModelKind.HYBRID and how.core.inferred:
@@ -424,7 +452,12 @@ def counter_fit_to_plain(result: CounterFit) -> dict[str, Any]:
             "core_clocks": int(np.unique(table.clock_hz).size),
             "memory_clocks": int(np.unique(table.memory_clock_hz).size),
             "predictors": [
-                {"event": p.event, "column": p.column, "rail": p.rail} for p in table.predictors
+                {
+                    "event": p.event,
+                    "column": p.column,
+                    "rail": p.rail,
+                }
+                for p in table.predictors
             ],
         },
         "models": models,
@@ -451,14 +484,20 @@ def counter_fit_to_plain(result: CounterFit) -> dict[str, Any]:
 
 
 def list_test_rows(
-    names: Sequence[str], measured_w: Array, predicted_w: Array
+    names: Sequence[str],
+    measured_w: Array,
+    predicted_w: Array,
 ) -> list[dict[str, Any]]:
     """Return measured and predicted watts of rows that were never trained on, as plain values for
     JSON.
     """
     rows = zip(names, measured_w.tolist(), predicted_w.tolist(), strict=True)
     return [
-        {"benchmark": name, "measured_w": real_w, "predicted_w": found_w}
+        {
+            "benchmark": name,
+            "measured_w": real_w,
+            "predicted_w": found_w,
+        }
         for name, real_w, found_w in rows
     ]
 
@@ -468,7 +507,11 @@ def main_model_kind(result: CounterFit) -> FittedModelKind:
     return result.kinds.get(CounterModelKind.HYBRID) or list(result.kinds.values())[-1]
 
 
-def make_saved_model(result: CounterFit, name: str, device: str = "") -> SavedModel:
+def make_saved_model(
+    result: CounterFit,
+    name: str,
+    device: str = "",
+) -> SavedModel:
     """Return the main model with its held-out errors, ready to be written."""
     main = main_model_kind(result)
     table = result.table
@@ -489,7 +532,9 @@ def make_saved_model(result: CounterFit, name: str, device: str = "") -> SavedMo
 
 
 def predict_programs(
-    result: CounterFit, work: UtilisationFile, measured: MeasuredPrograms
+    result: CounterFit,
+    work: UtilisationFile,
+    measured: MeasuredPrograms,
 ) -> CounterFit:
     """Return the fit with programs as its test: watts over the clocks they were measured at, by
     every model.
@@ -524,6 +569,10 @@ def predict_applications(result: CounterFit, work: UtilisationFile) -> list[dict
     planes = total_w.reshape(len(work.names), core_hz.size, memory_hz.size).tolist()
     clocks = {"core_hz": core_hz.tolist(), "memory_hz": memory_hz.tolist()}
     return [
-        {"name": name, **clocks, "power_w": plane}
+        {
+            "name": name,
+            **clocks,
+            "power_w": plane,
+        }
         for name, plane in zip(work.names, planes, strict=True)
     ]

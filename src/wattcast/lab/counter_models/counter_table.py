@@ -6,16 +6,28 @@ once when it is made."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import (
+    dataclass,
+    field,
+    replace,
+)
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import (
+    TYPE_CHECKING,
+    NamedTuple,
+    TypeAlias,
+)
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from wattcast.core import files, units
-from wattcast.core.arrays import Array, Mask, index_distinct
+from wattcast.core.arrays import (
+    Array,
+    Mask,
+    index_distinct,
+)
 from wattcast.core.errors import (
     BadInput,
     bad_unit,
@@ -263,7 +275,11 @@ class CounterTable:
 
 
 def check_wrapped_counter(
-    where: str, column: str, count: Array, work: Sequence[str], windows: bool = False
+    where: str,
+    column: str,
+    count: Array,
+    work: Sequence[str],
+    windows: bool = False,
 ) -> None:
     """Refuse counts that exceeded the width of a counter and wrapped.
 
@@ -421,7 +437,11 @@ def read_column_map(path: Path) -> ColumnMap:
     return decode_yaml(read_bytes(path, MOST_MAP_BYTE), ColumnMap, path.name)
 
 
-def build_counter_table(frame: pl.DataFrame, columns: ColumnMap, where: str) -> CounterTable:
+def build_counter_table(
+    frame: pl.DataFrame,
+    columns: ColumnMap,
+    where: str,
+) -> CounterTable:
     """Return the table of a data frame by a column map; every bad cell is named."""
     if frame.height == 0:
         raise bad_value(where, "rows", "none")
@@ -492,7 +512,11 @@ class _ColumnReader(NamedTuple):
     where: str
 
     def read_event(
-        self, name: str, event: _EventColumns, clock_hz: Array, work: Sequence[str]
+        self,
+        name: str,
+        event: _EventColumns,
+        clock_hz: Array,
+        work: Sequence[str],
     ) -> Array:
         """Return occurrences per second, or a mean as it is."""
         check_names("event", name, known_events(), "")
@@ -514,7 +538,11 @@ class _ColumnReader(NamedTuple):
         total = event.scale * (event.from_ - total if event.from_ is not None else total)
         return np.asarray(total / self.read_duration_s(clock_hz, name) if counted else total)
 
-    def read_duration_s(self, clock_hz: Array, event: str) -> Array:
+    def read_duration_s(
+        self,
+        clock_hz: Array,
+        event: str,
+    ) -> Array:
         measured = self.map.duration
         if measured is None:
             expectation = f"a column, to turn counts of {event} into rates"
@@ -533,7 +561,11 @@ class _ColumnReader(NamedTuple):
             )
         return np.asarray(duration_s)
 
-    def read_clock(self, measured: _MeasuredColumn | str | None, name: str) -> Array:
+    def read_clock(
+        self,
+        measured: _MeasuredColumn | str | None,
+        name: str,
+    ) -> Array:
         """Return Hz in every row; 1 Hz stands for an unknown clock, which then is the same
         everywhere.
         """
@@ -551,7 +583,12 @@ class _ColumnReader(NamedTuple):
             return np.full(self.frame.height, units.parse(measured, "Hz", f"{self.where}: {name}"))
         return self.read_quantity(measured, "Hz", name)
 
-    def read_quantity(self, measured: _MeasuredColumn, unit: str, path: str) -> Array:
+    def read_quantity(
+        self,
+        measured: _MeasuredColumn,
+        unit: str,
+        path: str,
+    ) -> Array:
         conversion = units.factor(measured.unit)
         if conversion is None or conversion[0] != unit:
             raise bad_unit(f"{self.where}: {path}.unit", f"a unit of {unit}", measured.unit)

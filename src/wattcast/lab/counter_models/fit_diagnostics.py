@@ -55,7 +55,11 @@ class FitDiagnosis:
     warnings: tuple[str, ...]
 
 
-def diagnose_fit(fit: TermsFit, table: CounterTable, train: Mask) -> FitDiagnosis:
+def diagnose_fit(
+    fit: TermsFit,
+    table: CounterTable,
+    train: Mask,
+) -> FitDiagnosis:
     """Diagnose a fit to the benchmarks of ``train``; a singular design is refused."""
     total = fit.sum_grams(train)
     rail_terms.check_rank(total, fit.terms.names, table.name)
@@ -217,7 +221,9 @@ class CandidateBenchmark:
 
 
 def try_training_clocks(
-    bench: FitWorkbench, model: rail_terms.CounterModelKind, settings: FitSettings
+    bench: FitWorkbench,
+    model: rail_terms.CounterModelKind,
+    settings: FitSettings,
 ) -> list[ClockSubset]:
     """Return the held-out error for several numbers of training clocks, evenly spread, the
     reference among them.
@@ -261,7 +267,9 @@ def smallest_sufficient_clocks(subsets: list[ClockSubset]) -> ClockSubset:
 
 
 def rank_next_benchmarks(
-    bench: FitWorkbench, fit: TermsFit, train: Mask
+    bench: FitWorkbench,
+    fit: TermsFit,
+    train: Mask,
 ) -> list[CandidateBenchmark]:
     """Rank benchmarks to add by the share of the costs' variance that they would remove.
 
@@ -276,7 +284,11 @@ def rank_next_benchmarks(
     events = np.array([bool(members) for members in fit.terms.members])
     spread = float((np.diag(covariance) / unit**2)[events].sum())
     core_hz, memory_hz = bench.reference_hz
-    clock_hz = {"core clock": core_hz, "memory clock": memory_hz, rail_terms.ACTIVE_CYCLE: core_hz}
+    clock_hz = {
+        "core clock": core_hz,
+        "memory clock": memory_hz,
+        rail_terms.ACTIVE_CYCLE: core_hz,
+    }
     names = fit.terms.names
     members = fit.terms.members
     full = table.full()
@@ -306,7 +318,11 @@ def rank_next_benchmarks(
     return sorted(out, key=lambda candidate: -candidate.variance)
 
 
-def _spread_clocks(clocks: Array, count: int, reference: float) -> tuple[float, ...]:
+def _spread_clocks(
+    clocks: Array,
+    count: int,
+    reference: float,
+) -> tuple[float, ...]:
     """Choose ``count`` clocks: the reference, the farthest extreme, the others evenly between."""
     at = int(np.abs(clocks - reference).argmin())
     if count == 1:

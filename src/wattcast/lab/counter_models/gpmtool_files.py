@@ -16,7 +16,11 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import (
+    dataclass,
+    field,
+    replace,
+)
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +28,12 @@ import numpy as np
 from wattcast.control.program_blocks import parse_program_blocks
 from wattcast.core.arrays import Array, index_distinct
 from wattcast.core.errors import bad_value
-from wattcast.core.strict_files import decode_text, read_bytes, read_number, read_shipped_table
+from wattcast.core.strict_files import (
+    decode_text,
+    read_bytes,
+    read_number,
+    read_shipped_table,
+)
 from wattcast.hardware import OperatingPoint
 from wattcast.lab.counter_models.counter_table import (
     CounterPredictor,
@@ -78,7 +87,12 @@ def read_utilisations(path: Path) -> UtilisationFile:
         if clocks.size and clocks.max() > MOST_MHZ:
             wanted = f"{name} clocks of at most {MOST_MHZ:g} MHz"
             raise bad_value(path.name, wanted, float(clocks.max()))
-    return replace(file, power_w=power_w, clock_hz=mhz * MHZ, memory_clock_hz=memory_mhz * MHZ)
+    return replace(
+        file,
+        power_w=power_w,
+        clock_hz=mhz * MHZ,
+        memory_clock_hz=memory_mhz * MHZ,
+    )
 
 
 def read_applications(path: Path) -> UtilisationFile:
@@ -294,7 +308,10 @@ JOIN TARGET_INFO_GPU_METRICS i ON i.typeId = m.typeId AND i.metricId = m.metricI
 
 
 def read_nsys_activity(
-    path: Path, wanted: Sequence[str], clock_hz: float | None, memory_clock_hz: float | None
+    path: Path,
+    wanted: Sequence[str],
+    clock_hz: float | None,
+    memory_clock_hz: float | None,
 ) -> tuple[Array, Activity]:
     """Read the GPU metrics that Nsight Systems sampled: begin of each interval, and busy cycles of
     units in it.
@@ -405,7 +422,10 @@ def match_programs(measured: Sequence[str], known: Sequence[str]) -> dict[str, s
 
 
 def application_activity(
-    work: UtilisationFile, scaling: Mapping[str, float], clock_hz: Array, memory_clock_hz: Array
+    work: UtilisationFile,
+    scaling: Mapping[str, float],
+    clock_hz: Array,
+    memory_clock_hz: Array,
 ) -> Activity:
     """Return one second of each application at each pair of clocks, ``(application, pair, 1)``, by
     the law above.
@@ -468,7 +488,10 @@ def _scale_rates(
 
 
 def relative_pace(
-    clock: Array, memory_clock: Array, memory_share: Array, saturation: float
+    clock: Array,
+    memory_clock: Array,
+    memory_share: Array,
+    saturation: float,
 ) -> Array:
     """Return work per second relative to the default clocks, t₀/t of the law above.
 
@@ -486,7 +509,11 @@ def relative_pace(
     return np.asarray(then / now)
 
 
-def _check_shares(share: Array, names: Sequence[str], where: str) -> None:
+def _check_shares(
+    share: Array,
+    names: Sequence[str],
+    where: str,
+) -> None:
     over = np.argwhere((share < 0) | (share > LARGEST_UTILISATION))
     if over.size:
         (row, column), do = over[0], "Percent instead of shares? Divide by 100."
@@ -494,7 +521,12 @@ def _check_shares(share: Array, names: Sequence[str], where: str) -> None:
         raise bad_value(place, "a share of the peak, 0 to 1", float(share[row, column]), do)
 
 
-def _read_cells(row: Sequence[str], where: str, line: int, first: int = 0) -> list[float]:
+def _read_cells(
+    row: Sequence[str],
+    where: str,
+    line: int,
+    first: int = 0,
+) -> list[float]:
     return [
         read_number(cell, f"{where}: line {line}, cell {i}")
         for i, cell in enumerate(row[first:], first + 1)

@@ -19,11 +19,27 @@ import msgspec
 import numpy as np
 
 from wattcast.core.arrays import Array
-from wattcast.core.errors import MissingEvents, bad_value, check_names
-from wattcast.core.strict_files import decode_json, gunzip_bytes, read_bytes
+from wattcast.core.errors import (
+    MissingEvents,
+    bad_value,
+    check_names,
+)
+from wattcast.core.strict_files import (
+    decode_json,
+    gunzip_bytes,
+    read_bytes,
+)
 from wattcast.hardware import OperatingPoint
-from wattcast.lab.counter_models.profiler_counters import LaunchKey, read_ncu, read_nvprof
-from wattcast.power.activity import Activity, ActivitySource, known_events
+from wattcast.lab.counter_models.profiler_counters import (
+    LaunchKey,
+    read_ncu,
+    read_nvprof,
+)
+from wattcast.power.activity import (
+    Activity,
+    ActivitySource,
+    known_events,
+)
 from wattcast.power.power_model import Power, PowerModel
 from wattcast.workload.readers.from_profiler import MAX_PROFILE_BYTE, ProfilerTrace
 
@@ -54,14 +70,22 @@ class CounterBook:
         """
         return self.count.get(key) or self.count.get(LaunchKey(key.kernel, ANY_SIZE, ANY_SIZE), {})
 
-    def missing(self, key: LaunchKey, events: Sequence[str]) -> tuple[str, ...]:
+    def missing(
+        self,
+        key: LaunchKey,
+        events: Sequence[str],
+    ) -> tuple[str, ...]:
         """Return the events still to be collected for this key; none when its launches can be
         estimated.
         """
         seen = self.find_counts(key)
         return tuple(event for event in events if event not in seen)
 
-    def with_pass(self, key: LaunchKey, counts: Mapping[str, float]) -> CounterBook:
+    def with_pass(
+        self,
+        key: LaunchKey,
+        counts: Mapping[str, float],
+    ) -> CounterBook:
         """Return the book after one more pass over one launch."""
         count = dict(self.count.get(key, {}))
         passes = dict(self.passes.get(key, {}))
@@ -165,7 +189,11 @@ def estimate_launch_power(
     )
 
 
-def _find_duration_s(launch: KernelLaunch, book: CounterBook, at: OperatingPoint) -> float:
+def _find_duration_s(
+    launch: KernelLaunch,
+    book: CounterBook,
+    at: OperatingPoint,
+) -> float:
     if launch.duration_s is not None:
         if not launch.duration_s > 0:
             raise bad_value(
@@ -255,7 +283,11 @@ NSYS_KERNELS = """SELECT s.value, k.gridX, k.gridY, k.gridZ, k.blockX, k.blockY,
 FROM CUPTI_ACTIVITY_KIND_KERNEL k JOIN StringIds s ON s.id = k.demangledName WHERE k.end > k.start ORDER BY k.start"""
 
 
-def query_nsys(path: Path, query: str, expectation: str) -> list[Any]:
+def query_nsys(
+    path: Path,
+    query: str,
+    expectation: str,
+) -> list[Any]:
     """Return the rows of a query, at least one; an error says what was ``wanted``."""
     try:
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as base:
@@ -326,7 +358,11 @@ def read_counter_book(path: Path, sm_count: float | None = None) -> CounterBook:
     return book
 
 
-def make_launch_key(kernel: str, grid: Sequence[int], block: Sequence[int]) -> LaunchKey:
+def make_launch_key(
+    kernel: str,
+    grid: Sequence[int],
+    block: Sequence[int],
+) -> LaunchKey:
     """Return the key of a launch, whatever tool named its kernel."""
     return LaunchKey(
         plain_kernel_name(kernel), (grid[0], grid[1], grid[2]), (block[0], block[1], block[2])

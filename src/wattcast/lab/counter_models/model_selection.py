@@ -6,7 +6,11 @@ of similar work, or one of a few parts. All rows of a benchmark stay on one side
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
@@ -18,7 +22,11 @@ from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import bad_value
 from wattcast.lab.counter_models import rail_terms
 from wattcast.lab.counter_models.counter_table import CounterTable, LabelCodes
-from wattcast.lab.counter_models.rail_terms import CounterModelKind, GramCells, ModelTerms
+from wattcast.lab.counter_models.rail_terms import (
+    CounterModelKind,
+    GramCells,
+    ModelTerms,
+)
 
 
 def deal_folds(labels: LabelCodes, folds: int = 0) -> list[Mask]:
@@ -74,7 +82,9 @@ def score_prediction(table: CounterTable, predicted_w: Array) -> PowerErrors:
 
 
 def average_error_plane(
-    table: CounterTable, predicted_w: Array, signed: bool = False
+    table: CounterTable,
+    predicted_w: Array,
+    signed: bool = False,
 ) -> tuple[Array, Array, Array]:
     """Return core clocks, memory clocks, and the mean error in percent at each pair, ``(core,
     memory)``.
@@ -230,7 +240,11 @@ class FitWorkbench:
         families = [(p.rail, p.family) for p in self.table.predictors if p.family]
         return len(set(families)) < len(families)
 
-    def make_cells(self, model: CounterModelKind, settings: FitSettings) -> GramCells:
+    def make_cells(
+        self,
+        model: CounterModelKind,
+        settings: FitSettings,
+    ) -> GramCells:
         """Return the Gram cells of the terms for these settings."""
         key = (model, settings.variant, settings.offset, settings.tied)
         if key not in self._made:
@@ -309,7 +323,10 @@ class FitWorkbench:
 
 
 def choose_settings(
-    bench: FitWorkbench, model: CounterModelKind, train: Mask, inner: Sequence[Mask]
+    bench: FitWorkbench,
+    model: CounterModelKind,
+    train: Mask,
+    inner: Sequence[Mask],
 ) -> FitSettings:
     """Choose settings axis by axis by their error on the inner folds, from benchmarks of ``train``
     only.

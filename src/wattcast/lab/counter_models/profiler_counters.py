@@ -17,7 +17,11 @@ import io
 import math
 import re
 import subprocess
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import (
+    Collection,
+    Iterable,
+    Mapping,
+)
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -25,14 +29,27 @@ from pathlib import Path
 import numpy as np
 
 from wattcast.core.arrays import Array
-from wattcast.core.errors import bad_value, clip_text, nearest_names
+from wattcast.core.errors import (
+    bad_value,
+    clip_text,
+    nearest_names,
+)
 from wattcast.core.measured_rows import Plain
 from wattcast.core.row_journals import read_lines
 from wattcast.core.row_tables import COUNTERS_FILE, read_table
-from wattcast.core.strict_files import parse_csv, read_bytes, read_number, read_shipped_table
+from wattcast.core.strict_files import (
+    parse_csv,
+    read_bytes,
+    read_number,
+    read_shipped_table,
+)
 from wattcast.hardware import OperatingPoint
 from wattcast.lab.campaigns.nsight_counters import find_ncu
-from wattcast.power.activity import Activity, ActivitySource, known_events
+from wattcast.power.activity import (
+    Activity,
+    ActivitySource,
+    known_events,
+)
 from wattcast.predictor.bundle.bundle_file import shipped_bundle
 
 _MAX_BYTE = 256 << 20
@@ -256,7 +273,12 @@ def read_ncu_metrics(path: Path) -> tuple[tuple[LaunchKey, ...], dict[str, Array
             "--print-units",
             "base",
         ]
-        ended = subprocess.run(command, capture_output=True, timeout=600.0, check=False)
+        ended = subprocess.run(
+            command,
+            capture_output=True,
+            timeout=600.0,
+            check=False,
+        )
         data = ended.stdout
         if ended.returncode != 0:
             raise bad_value(
@@ -317,7 +339,11 @@ def _read_configuration(header: list[str], row: list[str]) -> LaunchKey:
     return LaunchKey(cell.get("Kernel Name", ""), *sizes)
 
 
-def _read_value(text: str, unit: str, where: str) -> float:
+def _read_value(
+    text: str,
+    unit: str,
+    where: str,
+) -> float:
     """Return a number in base units, NaN for an empty cell, n/a or text.
 
     Exports have thousands separators and prefixes such as Kbyte and usecond.
@@ -398,7 +424,13 @@ def make_table_lines(folder: Path, gpu: str) -> list[CounterLine]:
             metrics = _scale_counts(row, counted, names, most)
             if metrics is not None:
                 line = _describe_run(row, gpu)
-                lines.append({**line, **metrics, **events_of_launch(metrics)})
+                lines.append(
+                    {
+                        **line,
+                        **metrics,
+                        **events_of_launch(metrics),
+                    }
+                )
     return lines
 
 
@@ -482,7 +514,14 @@ def _make_plane_lines(folders: list[Path], gpu: str) -> list[CounterLine]:
                 "watts": float(row["power_w"]),
                 "memory_clock_hz": 1e6 * float(folder.name.split("-")[1]),
             }
-            lines.append({"benchmark": name, "group": line["group"], **own, **events})
+            lines.append(
+                {
+                    "benchmark": name,
+                    "group": line["group"],
+                    **own,
+                    **events,
+                }
+            )
     return lines
 
 
@@ -542,7 +581,10 @@ def _counted_kernel(name: str) -> str:
 
 
 def _scale_counts(
-    row: Plain, counted: Mapping[str, Plain], names: list[str], most: float
+    row: Plain,
+    counted: Mapping[str, Plain],
+    names: list[str],
+    most: float,
 ) -> dict[str, float] | None:
     """Return the counts of the measured launch; zeros for an idle device; None where nothing was
     counted.

@@ -19,7 +19,11 @@ import numpy as np
 
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import BadInput
-from wattcast.lab.counter_models.counter_table import RAILS, CounterTable, LabelCodes
+from wattcast.lab.counter_models.counter_table import (
+    RAILS,
+    CounterTable,
+    LabelCodes,
+)
 from wattcast.power.hybrid_rail import RailVoltage
 
 NO_RAIL = -1
@@ -179,7 +183,11 @@ class GramCells:
     clock_hz: Array  # (point,)
     memory_clock_hz: Array  # (point,)
 
-    def summed(self, benchmarks: Mask, points: Mask | None = None) -> Array:
+    def summed(
+        self,
+        benchmarks: Mask,
+        points: Mask | None = None,
+    ) -> Array:
         """Sum over the chosen benchmarks, ``(point, term + 1, term + 1)``; points outside
         ``points`` are zero.
         """
@@ -205,7 +213,9 @@ def operating_points(table: CounterTable) -> tuple[LabelCodes, Array, Array]:
 
 
 def make_gram_cells(
-    table: CounterTable, design: ModelTerms, weight: Array | None = None
+    table: CounterTable,
+    design: ModelTerms,
+    weight: Array | None = None,
 ) -> GramCells:
     """Return Gram cells of relative errors: each row is divided by its power and weighted by
     ``weight``.
@@ -284,7 +294,10 @@ def family_penalty(families: tuple[str, ...]) -> Array:
 
 
 def solve_costs(
-    gram: Array, moment: Array, signed: Sequence[bool], penalty: Array | None = None
+    gram: Array,
+    moment: Array,
+    signed: Sequence[bool],
+    penalty: Array | None = None,
 ) -> Array:
     """Return the coefficients that minimise cᵀ·G·c - 2·mᵀ·c + cᵀ·S·c, non-negative except where
     ``signed``.
@@ -312,7 +325,11 @@ def solve_costs(
     return np.asarray(np.where(np.diag(full) > 0, scaled / unit, 0.0))
 
 
-def check_rank(gram: Array, names: Sequence[str], where: str) -> None:
+def check_rank(
+    gram: Array,
+    names: Sequence[str],
+    where: str,
+) -> None:
     """Refuse a design whose columns depend on one another, naming them."""
     unit = _unit_lengths(gram)
     empty = [name for name, size in zip(names, np.diag(gram), strict=True) if size == 0]
@@ -439,7 +456,10 @@ class InferredVoltages:
 
 
 def plan_voltages(
-    grams: GramCells, core_reference_hz: float, memory_reference_hz: float, floored: bool
+    grams: GramCells,
+    core_reference_hz: float,
+    memory_reference_hz: float,
+    floored: bool,
 ) -> VoltagePlan:
     """Plan the inference: a rail's voltage needs terms that depend on it and at least two
     clocks.
@@ -508,7 +528,12 @@ def infer_voltages(
     return InferredVoltages(coefficient, theta, voltage, squares)
 
 
-def fit_jacobian(terms: ModelTerms, how: VoltagePlan, theta: Array, coefficient: Array) -> Array:
+def fit_jacobian(
+    terms: ModelTerms,
+    how: VoltagePlan,
+    theta: Array,
+    coefficient: Array,
+) -> Array:
     """Return the fit's columns in terms of the raw columns, ``(point, term + 1, term + parameter +
     1)``.
 
@@ -536,7 +561,11 @@ def project_grams(gram: Array, columns: Array) -> Array:
     return np.asarray(columns.reshape(-1, columns.shape[-1]).T @ wide)
 
 
-def sum_at_voltage(terms: ModelTerms, gram: Array, voltage: Array) -> Array:
+def sum_at_voltage(
+    terms: ModelTerms,
+    gram: Array,
+    voltage: Array,
+) -> Array:
     """Return the Gram of all points at their voltages, ``(term + 1, term + 1)``; the target is
     last.
     """

@@ -49,7 +49,12 @@ from wattcast.lab.counter_models.model_selection import (
 from wattcast.lab.counter_models.profiler_counters import list_ncu_metrics, make_table_lines
 from wattcast.lab.counter_models.rail_terms import CounterModelKind
 from wattcast.power.activity import known_events
-from wattcast.power.hybrid_rail import EventRail, HybridRail, RailClock, RailVoltage
+from wattcast.power.hybrid_rail import (
+    EventRail,
+    HybridRail,
+    RailClock,
+    RailVoltage,
+)
 from wattcast.power.power_model import SavedModel
 
 LEANINGS = (0.5, 0.6, 0.7, 0.8, 0.9)
@@ -137,7 +142,11 @@ def make_rails_design(table: CounterTable) -> RailsDesign:
     )
 
 
-def leaning_errors(table: CounterTable, design: RailsDesign, train: Mask) -> dict[float, float]:
+def leaning_errors(
+    table: CounterTable,
+    design: RailsDesign,
+    train: Mask,
+) -> dict[float, float]:
     """Return the error of each leaning τ on the group that chooses it, which is not trained on.
 
     Only rows at the default clocks count: at the power cap the clock swings, and its mean
@@ -155,7 +164,11 @@ def leaning_errors(table: CounterTable, design: RailsDesign, train: Mask) -> dic
     return out
 
 
-def solve_rails(design: RailsDesign, train: Mask, leaning: float) -> RailsCosts:
+def solve_rails(
+    design: RailsDesign,
+    train: Mask,
+    leaning: float,
+) -> RailsCosts:
     """Solve the three steps for the rows of ``train`` with the leaning τ.
 
     Where no row shows an idle device, as in tables of embedded boards, the base and the clock tree
@@ -184,13 +197,20 @@ def solve_rails(design: RailsDesign, train: Mask, leaning: float) -> RailsCosts:
     return RailsCosts(static, core, memory)
 
 
-def _lean_upwards(measured_w: Array, leaning: float, predicted_w: Array) -> Array:
+def _lean_upwards(
+    measured_w: Array,
+    leaning: float,
+    predicted_w: Array,
+) -> Array:
     """Return the weights of rows: τ above the prediction, 1 - τ below it."""
     return np.where(measured_w > predicted_w, leaning, 1.0 - leaning)
 
 
 def _solve_without_idle(
-    design: RailsDesign, busy: Mask, rest_w: Array, leaning: float
+    design: RailsDesign,
+    busy: Mask,
+    rest_w: Array,
+    leaning: float,
 ) -> tuple[Array, Array]:
     """Return the costs of base and clock tree, and of events, from busy rows alone.
 
@@ -206,7 +226,10 @@ def _solve_without_idle(
 
 
 def _solve_reweighted(
-    columns: Array, target: Array, weight: Array, reweight: Callable[[Array], Array]
+    columns: Array,
+    target: Array,
+    weight: Array,
+    reweight: Callable[[Array], Array],
 ) -> Array:
     """Return non-negative costs of least weighted squares, with weights of the rows set anew from
     the prediction.
@@ -271,7 +294,11 @@ class RailsFit:
     condition: float
     warnings: tuple[str, ...]
 
-    def error_percent(self, rows: Mask, held_out: bool = False) -> float:
+    def error_percent(
+        self,
+        rows: Mask,
+        held_out: bool = False,
+    ) -> float:
         """Return the mean absolute percentage error of the total over some rows."""
         estimate_w = self.held_out_w if held_out else self.predicted_w
         return float(100.0 * np.abs(estimate_w[rows] / self.table.power_w[rows] - 1.0).mean())
@@ -380,7 +407,11 @@ def predict_by_kinds(table: CounterTable) -> dict[str, Array]:
 
 
 def _diagnose_rail(
-    names: Sequence[str], columns: Array, target: Array, costs: Array, weight: Array
+    names: Sequence[str],
+    columns: Array,
+    target: Array,
+    costs: Array,
+    weight: Array,
 ) -> list[FittedCost]:
     """Return costs with standard errors (HC3 sandwich [MacKinnon1985]), intervals and variance
     inflation.
@@ -468,7 +499,11 @@ def rails_fit_to_plain(result: RailsFit) -> dict[str, Any]:
     }
 
 
-def make_saved_rails(result: RailsFit, name: str, device: str) -> SavedModel:
+def make_saved_rails(
+    result: RailsFit,
+    name: str,
+    device: str,
+) -> SavedModel:
     """Return the model with its errors, ready to be written."""
     errors = {
         what.replace(",", ""): error for what, _, error in rails_fit_to_plain(result)["errors"]
@@ -585,7 +620,11 @@ def _keep_events(table: CounterTable, chosen: list[int]) -> CounterTable:
     )
 
 
-def _held_out_errors(table: CounterTable, leaning: float, idle: Mask) -> Array:
+def _held_out_errors(
+    table: CounterTable,
+    leaning: float,
+    idle: Mask,
+) -> Array:
     """Return the error of each benchmark (of each busy row, where memory has a rail) with its fold
     held out.
     """

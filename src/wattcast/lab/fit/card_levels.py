@@ -19,7 +19,11 @@ import yaml
 
 import wattcast
 from wattcast import hardware
-from wattcast.calibrate.kernel_rows import CARD, load_kernel_rows, read_plain_rows
+from wattcast.calibrate.kernel_rows import (
+    CARD,
+    load_kernel_rows,
+    read_plain_rows,
+)
 from wattcast.lab.fit.engine_fit import describe_bundle_cards, without_engine
 from wattcast.lab.fit.kernel_fit import find_card_levels
 from wattcast.predictor.bundle import bundle_for

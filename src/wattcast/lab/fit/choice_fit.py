@@ -16,12 +16,20 @@ import numpy.typing as npt
 from wattcast.calibrate.kernel_rows import KernelRows
 from wattcast.calibrate.latency_fit import pack_trees
 from wattcast.core.arrays import Array
-from wattcast.kernels import ReferenceChip, kernel_choice, kernel_labels
+from wattcast.kernels import (
+    ReferenceChip,
+    kernel_choice,
+    kernel_labels,
+)
 from wattcast.kernels.families.convolution_shapes import (
     CONVOLUTION_CHOICE_COLUMNS as CONVOLUTION_COLUMNS,
 )
 from wattcast.kernels.families.product_shapes import PRODUCT_CHOICE_COLUMNS as PRODUCT_COLUMNS
-from wattcast.kernels.kernel_choice import Candidates, KernelChooser, TreeVotes
+from wattcast.kernels.kernel_choice import (
+    Candidates,
+    KernelChooser,
+    TreeVotes,
+)
 from wattcast.kernels.kernel_labels import KernelLabel
 from wattcast.kernels.lowering import kernel_choice_inputs
 from wattcast.workload.operator_base import Operator
@@ -190,7 +198,9 @@ def _fit_chooser(
 
 
 def _grow_votes(
-    chooser: KernelChooser, ran: Sequence[KernelLabel], table: Array
+    chooser: KernelChooser,
+    ran: Sequence[KernelLabel],
+    table: Array,
 ) -> TreeVotes | None:
     """Grow trees that tell apart the kernels that ran; None where most kernels ran only once."""
     from sklearn.ensemble import ExtraTreesClassifier
@@ -217,7 +227,11 @@ _NEVER = 50.0  # penalty on the score of an impossible candidate, in logs
 
 
 def _compute_misfit(
-    value: Array, terms: Array, shape: Array, target: npt.NDArray[np.int64], barred: Array
+    value: Array,
+    terms: Array,
+    shape: Array,
+    target: npt.NDArray[np.int64],
+    barred: Array,
 ) -> tuple[float, Array]:
     """Return the negative log-likelihood with ridge, and its gradient."""
     rows, count, width = terms.shape

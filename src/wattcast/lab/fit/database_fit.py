@@ -16,8 +16,16 @@ the published spread, not narrow it, since card x kernel cannot be told from the
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import (
+    Callable,
+    Mapping,
+    Sequence,
+)
+from dataclasses import (
+    dataclass,
+    fields,
+    replace,
+)
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -39,12 +47,21 @@ from wattcast.core import files
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import BadInput
 from wattcast.core.measured_rows import Plain
-from wattcast.core.row_tables import CHAINS_FILE, database_folder, read_table, write_table
+from wattcast.core.row_tables import (
+    CHAINS_FILE,
+    database_folder,
+    read_table,
+    write_table,
+)
 from wattcast.hardware import Gpu
 from wattcast.kernels import build_kernels, reference_chip
 from wattcast.kernels.kernel_table import USUAL_CONDITION, IssueSegment
 from wattcast.lab.fit import few_rows_fit
-from wattcast.lab.fit.engine_fit import extend_bundle, load_fitting_steps, replace_family
+from wattcast.lab.fit.engine_fit import (
+    extend_bundle,
+    load_fitting_steps,
+    replace_family,
+)
 from wattcast.lab.fit.held_out import (
     HeldOutRows,
     fit_interval_ends,
@@ -52,7 +69,11 @@ from wattcast.lab.fit.held_out import (
     fit_widening,
     predict_held_out,
 )
-from wattcast.lab.fit.kernel_fit import build_bundle, fit_idle_curve, fit_kernel_rows
+from wattcast.lab.fit.kernel_fit import (
+    build_bundle,
+    fit_idle_curve,
+    fit_kernel_rows,
+)
 from wattcast.predictor.bundle import bundle_file as bundles
 from wattcast.predictor.bundle import bundle_for, support_widening
 from wattcast.predictor.bundle.bundle_file import Bundle
@@ -229,7 +250,10 @@ def fit_kernel_database(
     )
     bundle = build_bundle(fit, rows, chip, residuals, note)
     return replace(
-        bundle, cards=fit_card_spread(rows, held_rows), widening=widening, cold=cold
+        bundle,
+        cards=fit_card_spread(rows, held_rows),
+        widening=widening,
+        cold=cold,
     ), held_rows
 
 
@@ -270,7 +294,11 @@ def _take_widening(gpu: str, near: tuple[NearnessLine, NearnessLine]) -> Widenin
     ).with_nearness(near)
 
 
-def write_fit(bundle: Bundle, held_rows: HeldOutRows, folder: Path) -> None:
+def write_fit(
+    bundle: Bundle,
+    held_rows: HeldOutRows,
+    folder: Path,
+) -> None:
     """Write ``bundle.json``, ``arrays.npz`` and ``out_of_fold.parquet`` to ``folder``."""
     save_bundle(bundle, folder)
     columns = vars(held_rows).items()
@@ -341,7 +369,9 @@ def fit_card_spread(rows: KernelRows, held_rows: HeldOutRows | None = None) -> C
 
 
 def compare_cards(
-    rows: KernelRows, quantity: str, held_rows: HeldOutRows | None
+    rows: KernelRows,
+    quantity: str,
+    held_rows: HeldOutRows | None,
 ) -> CardComponents | list[CardShift]:
     """Compare cards by kernels in common, or by their shifts where they have none (an empty list:
     one card).
@@ -384,7 +414,11 @@ def combine_spread(seen_of: Mapping[str, CardComponents | list[CardShift]]) -> C
     )
 
 
-def _average_variance(variance: float, differences: int, published: float) -> float:
+def _average_variance(
+    variance: float,
+    differences: int,
+    published: float,
+) -> float:
     """Average variances weighted by the differences between cards that they rest on: C cards give C
     - 1.
     """
@@ -405,7 +439,9 @@ class CardShift:
 
 
 def residual_shifts(
-    rows: KernelRows, quantity: str, held_rows: HeldOutRows | None
+    rows: KernelRows,
+    quantity: str,
+    held_rows: HeldOutRows | None,
 ) -> list[CardShift]:
     """Compare every card with enough planned rows to the card with most; empty without matching
     predictions.
@@ -513,7 +549,11 @@ def check_left_out_cards(rows: KernelRows, quantity: str) -> dict[str, Mask]:
     return inside
 
 
-def repeat_log_ratios(rows: KernelRows, quantity: str, family: str = ALL_FAMILIES) -> Array:
+def repeat_log_ratios(
+    rows: KernelRows,
+    quantity: str,
+    family: str = ALL_FAMILIES,
+) -> Array:
     """Return log-ratios of rows and their repeats in the same run on the same card."""
     figure = settled_figures(rows)[2 if quantity == "latency" else 0]
     families = rows.family
@@ -527,7 +567,9 @@ def repeat_log_ratios(rows: KernelRows, quantity: str, family: str = ALL_FAMILIE
 
 
 def _group_repeats(
-    rows: KernelRows, quantity: str, figure: Array
+    rows: KernelRows,
+    quantity: str,
+    figure: Array,
 ) -> dict[tuple[str, str], Sequence[int]]:
     """Group the rows of one operator and data, of the kind that measures the quantity."""
     groups: dict[tuple[str, str], list[int]] = {}

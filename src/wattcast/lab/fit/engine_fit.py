@@ -7,7 +7,11 @@ prediction of it changes. Rows that the database holds out are never read here."
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -16,7 +20,11 @@ import numpy as np
 
 from wattcast.calibrate import kernel_rows
 from wattcast.calibrate.kernel_rows import KernelRows
-from wattcast.calibrate.latency_fit import ResidualSample, fit_corrections, fit_residuals
+from wattcast.calibrate.latency_fit import (
+    ResidualSample,
+    fit_corrections,
+    fit_residuals,
+)
 from wattcast.calibrate.measured_clocks import TOP_CLOCK_SHARE
 from wattcast.calibrate.row_prediction import (
     conformal_ends,
@@ -29,7 +37,11 @@ from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput, unknown_name
 from wattcast.core.measured_rows import Plain
 from wattcast.core.row_journals import read_lines
-from wattcast.core.row_tables import STEPS_FILE, database_folder, read_table
+from wattcast.core.row_tables import (
+    STEPS_FILE,
+    database_folder,
+    read_table,
+)
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.kernels import Kernels, build_kernels
 from wattcast.kernels.kernel_table import root_family
@@ -45,7 +57,11 @@ from wattcast.predictor.timeline import compute_effective_hz, compute_kernel_s
 from wattcast.workload.build_model import build_graph
 from wattcast.workload.graph import Graph
 from wattcast.workload.model_catalogue import ModelSpec
-from wattcast.workload.model_options import ModelOptions, SoftwareStack, WorkloadPhase
+from wattcast.workload.model_options import (
+    ModelOptions,
+    SoftwareStack,
+    WorkloadPhase,
+)
 from wattcast.workload.readers.from_huggingface import convert_config
 
 _Value = TypeVar("_Value")
@@ -121,7 +137,11 @@ def without_engine(bundle: Bundle) -> Bundle:
     )
 
 
-def replace_family(bundle: Bundle, fitted: Bundle, family: str) -> Bundle:
+def replace_family(
+    bundle: Bundle,
+    fitted: Bundle,
+    family: str,
+) -> Bundle:
     """Return a bundle in which one engine family is that of another fit, and all else stays.
 
     Energies of families are learned from one another's rows, so that a new law of one would move
@@ -149,7 +169,11 @@ def replace_family(bundle: Bundle, fitted: Bundle, family: str) -> Bundle:
     )
 
 
-def describe_bundle_cards(bundle: Bundle, rows: KernelRows, gpu: Gpu) -> kernel_fit.CardRows:
+def describe_bundle_cards(
+    bundle: Bundle,
+    rows: KernelRows,
+    gpu: Gpu,
+) -> kernel_fit.CardRows:
     """Return what rows of a bundle's own kernels, not an engine's, tell of their cards."""
     power = bundle.power.as_module_power()
     kernels = build_kernels(rows.ops, rows.conditions, gpu, bundle.reference, ())
@@ -185,7 +209,12 @@ def _add_families(
     levels = kernel_fit.find_card_levels(*cards, engine_cards)
     priced = replace(priced, power_w=priced.power_w / engine_cards.compute_level(levels))
     sample = replace(sample, ratio=kernel_fit.energy_ratio(priced, power, bundle.toggling))
-    energy = fit_residuals([sample], pools=_POOLS, trees=0, hold_in=False)
+    energy = fit_residuals(
+        [sample],
+        pools=_POOLS,
+        trees=0,
+        hold_in=False,
+    )
     factors = LearnedFactors(
         learned.reference, {**learned.time, **time}, {**learned.energy, **energy}
     )
@@ -196,7 +225,9 @@ def _add_families(
 
 
 def _fit_time(
-    bundle: Bundle, rows: KernelRows, kernels: Kernels
+    bundle: Bundle,
+    rows: KernelRows,
+    kernels: Kernels,
 ) -> tuple[dict[str, Correction], dict[str, LearnedFactor]]:
     """Return the bundle's corrections with those of the rows' families, and factors of time."""
     reference = bundle.reference
@@ -319,7 +350,12 @@ def find_step_energy(
     )
 
 
-def _find_modelled_hz(bundle: Bundle, rows: KernelRows, kernels: Kernels, gpu: Gpu) -> Array:
+def _find_modelled_hz(
+    bundle: Bundle,
+    rows: KernelRows,
+    kernels: Kernels,
+    gpu: Gpu,
+) -> Array:
     """Return the clocks at which rows are priced: capped ones between the reported clock and the
     one of their time.
 

@@ -9,15 +9,27 @@ the file itself."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import (
+    Collection,
+    Mapping,
+    Sequence,
+)
+from dataclasses import (
+    dataclass,
+    field,
+    replace,
+)
 
 import numpy as np
 
 from wattcast.core.arrays import Array
 from wattcast.core.measured_rows import Plain
 from wattcast.lab.fit.engine_fit import load_measured_model, read_engine_options
-from wattcast.lab.fit.engine_records import COMPILING_S, EngineRecords, load_engine_records
+from wattcast.lab.fit.engine_records import (
+    COMPILING_S,
+    EngineRecords,
+    load_engine_records,
+)
 from wattcast.predictor.engine_host import load_host_times
 from wattcast.workload.build_model import build_graph
 from wattcast.workload.model_options import WorkloadPhase
@@ -51,7 +63,11 @@ class _TrafficTimes:
     spreads: list[float] = field(default_factory=list)
     memories: list[float] = field(default_factory=list)
 
-    def add_run(self, model: str, rows: Sequence[Plain]) -> None:
+    def add_run(
+        self,
+        model: str,
+        rows: Sequence[Plain],
+    ) -> None:
         """Add the steps of a run."""
         step = {}
         for name in rows[0]:
@@ -87,7 +103,9 @@ class _TrafficTimes:
 
 
 def fit_host_times(
-    records: EngineRecords, layers: Mapping[str, int] = FITTING, experts: Collection[str] = EXPERTS
+    records: EngineRecords,
+    layers: Mapping[str, int] = FITTING,
+    experts: Collection[str] = EXPERTS,
 ) -> dict[str, float]:
     """Fit the host times of ``engine_host.yaml``, in seconds, from models and loads that are not
     held out.
@@ -179,7 +197,9 @@ def _fit_line(x: Array, y: Array) -> tuple[float, float]:
 
 
 def list_loose_layers(
-    records: EngineRecords, launch_graph_s: float, models: Collection[str] = DENSE
+    records: EngineRecords,
+    launch_graph_s: float,
+    models: Collection[str] = DENSE,
 ) -> list[float]:
     """List what each host took to launch a layer of fitting models without graphs, in repeated
     steps that no full queue held up.
@@ -210,7 +230,11 @@ def list_host_ratios(records: EngineRecords) -> tuple[list[float], list[str]]:
     return ratios, hosts
 
 
-def learn_host_factor(records: EngineRecords, card: str, model: str) -> float | None:
+def learn_host_factor(
+    records: EngineRecords,
+    card: str,
+    model: str,
+) -> float | None:
     """Return the times of the host of a card over those of the law, by the other models that ran
     there; None: none did.
 
@@ -236,7 +260,12 @@ def _compare_host(row: Plain) -> float | None:
     held_up = row["wait_s"] > 0.001 and row["launch_s"] > QUEUED_SHARE * row["device_s"]
     if row["tokens"] is None or held_up or row["launch_s"] > COMPILING_S:
         return None
-    options = replace(read_engine_options(row), phase=WorkloadPhase.DECODE, batch=1, seq=16)
+    options = replace(
+        read_engine_options(row),
+        phase=WorkloadPhase.DECODE,
+        batch=1,
+        seq=16,
+    )
     step = build_graph(load_measured_model(row["model"]), options).blocks[0].step
     assert step is not None  # graphs of engines have steps
     times = load_host_times()

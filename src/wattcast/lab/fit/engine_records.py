@@ -16,7 +16,12 @@ from typing import Any
 from wattcast.core import BadInput, bad_value
 from wattcast.core.measured_rows import Plain
 from wattcast.core.row_journals import read_lines
-from wattcast.core.row_tables import STEPS_FILE, database_folder, read_table, write_table
+from wattcast.core.row_tables import (
+    STEPS_FILE,
+    database_folder,
+    read_table,
+    write_table,
+)
 from wattcast.core.whole_files import hold_folder
 
 REQUESTS_FILE = "engine_requests.parquet"  # one row for each request of a traffic run
@@ -131,7 +136,11 @@ class _GrowingTables:
         for request in requests:
             self.requests[request["run"]][request["number"]] = request
 
-    def _add_steps(self, columns: Plain, where: str) -> None:
+    def _add_steps(
+        self,
+        columns: Plain,
+        where: str,
+    ) -> None:
         """Add the steps of a traffic run, and flag the run if a launch compiled a kernel."""
         run = columns["run"]
         names = [name for name in columns if name != "run"]

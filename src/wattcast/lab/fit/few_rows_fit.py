@@ -43,7 +43,11 @@ from wattcast.core.strict_files import Provenance
 from wattcast.hardware import Gpu
 from wattcast.lab.fit import held_out
 from wattcast.lab.fit.held_out import HeldOutRows
-from wattcast.lab.fit.kernel_fit import build_bundle, fit_idle_curve, fit_kernel_rows
+from wattcast.lab.fit.kernel_fit import (
+    build_bundle,
+    fit_idle_curve,
+    fit_kernel_rows,
+)
 from wattcast.predictor.bundle.bundle_file import FAMILIES, Bundle
 from wattcast.predictor.bundle.support_widening import default_widening
 
@@ -55,7 +59,11 @@ Tell = Callable[[str], None]
 
 
 def fit_few_rows(
-    rows: KernelRows, gpu: Gpu, forecast: Bundle, idle: IdleRows, tell: Tell
+    rows: KernelRows,
+    gpu: Gpu,
+    forecast: Bundle,
+    idle: IdleRows,
+    tell: Tell,
 ) -> tuple[Bundle, HeldOutRows]:
     """Fit a bundle to few rows of a card; return it with its held-out predictions."""
     inherited = move_forecast(rows, gpu, forecast, idle)
@@ -83,7 +91,11 @@ def fit_few_rows(
 
 
 def hold_out_inherited(
-    rows: KernelRows, gpu: Gpu, forecast: Bundle, idle: IdleRows, inherited: InheritedFit
+    rows: KernelRows,
+    gpu: Gpu,
+    forecast: Bundle,
+    idle: IdleRows,
+    inherited: InheritedFit,
 ) -> HeldOutRows:
     """Predict burst and sustained rows from a forecast that the other folds moved at the levels
     found.
@@ -105,7 +117,11 @@ def hold_out_inherited(
     return held_out.collect_held_out(rows, judged, fold, figures, unchosen, gpu)
 
 
-def _tell_errors(held_rows: HeldOutRows, what: str, tell: Tell) -> list[float]:
+def _tell_errors(
+    held_rows: HeldOutRows,
+    what: str,
+    tell: Tell,
+) -> list[float]:
     """Tell and return the mean absolute errors in percent: latency of bursts, power of sustained
     rows.
     """
@@ -124,7 +140,10 @@ def _tell_errors(held_rows: HeldOutRows, what: str, tell: Tell) -> list[float]:
 
 
 def _build_moved_bundle(
-    inherited: InheritedFit, held_rows: HeldOutRows, rows: KernelRows, forecast: Bundle
+    inherited: InheritedFit,
+    held_rows: HeldOutRows,
+    rows: KernelRows,
+    forecast: Bundle,
 ) -> Bundle:
     by_time, by_energy = (
         " and ".join(what.levels) or "nothing" for what in (inherited.latency, inherited.power)

@@ -53,9 +53,17 @@ from wattcast.calibrate.row_prediction import (
 )
 from wattcast.core.arrays import Array, Mask
 from wattcast.hardware import Gpu
-from wattcast.kernels import Kernels, build_kernels, reference_chip
+from wattcast.kernels import (
+    Kernels,
+    build_kernels,
+    reference_chip,
+)
 from wattcast.lab.fit.choice_fit import choose_labels, find_labels_run
-from wattcast.lab.fit.kernel_fit import build_bundle, conditions_as_ran, fit_kernel_rows
+from wattcast.lab.fit.kernel_fit import (
+    build_bundle,
+    conditions_as_ran,
+    fit_kernel_rows,
+)
 from wattcast.power.power_model import IdlePower
 from wattcast.predictor.bundle import support_widening
 from wattcast.predictor.bundle.bundle_file import ResidualEnds
@@ -113,7 +121,11 @@ class HeldOutRows:
         return ratio, self.is_random(kind) & np.isfinite(ratio)
 
 
-def compare_asked_power(power_w: Array, clock_hz: Array, predicted: Array) -> Array:
+def compare_asked_power(
+    power_w: Array,
+    clock_hz: Array,
+    predicted: Array,
+) -> Array:
     """Return measured power over that predicted at the top clock; NaN where the limit held both,
     which says nothing.
 
@@ -151,7 +163,10 @@ def predict_held_out(
 
 
 def _predict_fold(
-    training: KernelRows, test: KernelRows, gpu: Gpu, idle: IdlePower
+    training: KernelRows,
+    test: KernelRows,
+    gpu: Gpu,
+    idle: IdlePower,
 ) -> tuple[Array, list[str]]:
     """Return the figures that ``collect_held_out`` takes, and chosen kernels, of rows that a fit
     never saw.
@@ -243,14 +258,22 @@ def fit_interval_ends(
     return ends_of_family
 
 
-def scale_ratios(ratio: Array, near: Array, line: NearnessLine) -> Array:
+def scale_ratios(
+    ratio: Array,
+    near: Array,
+    line: NearnessLine,
+) -> Array:
     """Scale ratios to those of a row at a typical distance: divide logarithms by the scale of the
     distance.
     """
     return np.asarray(ratio ** (1.0 / support_widening.nearness_scale(near, line)))
 
 
-def power_ends(ratio: Array, family: npt.NDArray[np.str_], name: str) -> tuple[float, float]:
+def power_ends(
+    ratio: Array,
+    family: npt.NDArray[np.str_],
+    name: str,
+) -> tuple[float, float]:
     """Return the ends of one family's measured over predicted power."""
     if name not in POOLED_FAMILIES or (family == name).sum() >= FEW_ROWS:
         return conformal_ends(ratio[family == name])
@@ -280,7 +303,11 @@ _SLOPES = np.concatenate([[0.0], np.geomspace(0.25, 40.0, 45)])
 Names = npt.NDArray[np.str_]
 
 
-def fit_nearness_line(log_ratio: Array, family: Names, near: Array) -> NearnessLine:
+def fit_nearness_line(
+    log_ratio: Array,
+    family: Names,
+    near: Array,
+) -> NearnessLine:
     """Fit a, b and c of ``nearness_scale``; too few rows give ``UNSCALED``."""
     usable = np.isfinite(near) & np.isfinite(log_ratio)
     if usable.sum() < LEAST_NEARNESS_ROWS:
@@ -304,7 +331,11 @@ def fit_nearness_line(log_ratio: Array, family: Names, near: Array) -> NearnessL
     return round(1.0 / middle, 6), round(float(slope) / middle, 6), round(nearest, 6)
 
 
-def weighted_quantile(values: Array, weight: Array, level: float) -> float:
+def weighted_quantile(
+    values: Array,
+    weight: Array,
+    level: float,
+) -> float:
     """Return the least value that a share ``level`` of the weight does not exceed.
 
     >>> weighted_quantile(np.array([3.0, 1.0, 2.0]), np.array([1.0, 1.0, 2.0]), 0.75)
@@ -331,7 +362,12 @@ def fit_nearness(held_rows: HeldOutRows) -> tuple[NearnessLine, NearnessLine]:
     )
 
 
-ROUNDS = {"form": 4, "kind": 4, "dtype": 3, "size": 4}  # fits of what is left, by what is left out
+ROUNDS = {
+    "form": 4,
+    "kind": 4,
+    "dtype": 3,
+    "size": 4,
+}  # fits of what is left, by what is left out
 LEAST_THING_ROWS = 3  # bursts of a thing, to be left out
 MOST = 1 / 3  # of its family's bursts: without more than that there is little left of a family
 CUT = 0.08  # of a family's rows beyond a size left out
@@ -399,7 +435,11 @@ def fit_reason_widening(
     return widening
 
 
-def _half_width(needed: Array, things: Names, usual: float) -> float:
+def _half_width(
+    needed: Array,
+    things: Names,
+    usual: float,
+) -> float:
     usable = np.isfinite(needed)
     names = things[usable].tolist()
     if len(count := Counter(names)) < LEAST_KINDS:

@@ -50,13 +50,27 @@ from wattcast.calibrate.row_prediction import (
     uses_tensor_cores,
 )
 from wattcast.core.arrays import Array, Mask
-from wattcast.core.strict_files import FitStatus, Provenance, read_shipped_yaml
+from wattcast.core.strict_files import (
+    FitStatus,
+    Provenance,
+    read_shipped_yaml,
+)
 from wattcast.hardware import Gpu
 from wattcast.hardware.gpu import DEFAULT_TEMPERATURE_C
-from wattcast.kernels import Kernels, ReferenceChip, RunCondition, build_kernels, reference_chip
+from wattcast.kernels import (
+    Kernels,
+    ReferenceChip,
+    RunCondition,
+    build_kernels,
+    reference_chip,
+)
 from wattcast.lab.fit.choice_fit import count_k_parts, fit_kernel_choice
 from wattcast.power.activity import known_events
-from wattcast.power.module_power import OWN_RAIL, STEADY, ModulePower
+from wattcast.power.module_power import (
+    OWN_RAIL,
+    STEADY,
+    ModulePower,
+)
 from wattcast.power.power_model import IdlePower, VoltageCurve
 from wattcast.predictor.bundle.bundle_file import (
     FAMILIES,
@@ -65,11 +79,23 @@ from wattcast.predictor.bundle.bundle_file import (
     LaunchFile,
     ResidualEnds,
 )
-from wattcast.predictor.ideal_terms import RATE_FEATURES, busy_rates, compute_ideal_terms
-from wattcast.predictor.kernel_phases import Correction, blend_corrections, count_events
+from wattcast.predictor.ideal_terms import (
+    RATE_FEATURES,
+    busy_rates,
+    compute_ideal_terms,
+)
+from wattcast.predictor.kernel_phases import (
+    Correction,
+    blend_corrections,
+    count_events,
+)
 from wattcast.predictor.learned_factors import LearnedFactor, LearnedFactors
 from wattcast.predictor.pipeline import BUSY_EVENT
-from wattcast.predictor.timeline import ClockLaw, count_active_sms, count_waves
+from wattcast.predictor.timeline import (
+    ClockLaw,
+    count_active_sms,
+    count_waves,
+)
 
 ACTIVITY_KNOTS = np.array([0.0, 0.25, 0.5, 0.75, 1.0])
 CLOCK_POWER = (
@@ -78,7 +104,11 @@ CLOCK_POWER = (
 
 
 def fit_clock_law(
-    activity: Array, clock_hz: Array, effective_hz: Array, tensor: Mask, top_hz: float
+    activity: Array,
+    clock_hz: Array,
+    effective_hz: Array,
+    tensor: Mask,
+    top_hz: float,
 ) -> ClockLaw:
     """Fit the law to rows with both clocks; ``tensor`` marks rows that issue tensor
     instructions.
@@ -121,7 +151,10 @@ class PowerRows:
 
 
 def fit_module_power(
-    rows: PowerRows, idle: IdlePower, temperature_c: float, weight: Array | None = None
+    rows: PowerRows,
+    idle: IdlePower,
+    temperature_c: float,
+    weight: Array | None = None,
 ) -> tuple[ModulePower, dict[str, float]]:
     """Fit the power model on random data, and the dynamic energy of other data relative to it."""
     assert "random" in rows.data, "rows on random data"
@@ -147,7 +180,12 @@ def fit_module_power(
     return ModulePower(energies, idle, VoltageCurve(VOLTAGE_KNOTS_HZ, volts)), toggling
 
 
-def _fit_energies(rows: PowerRows, idle_w: Array, scaled: Array, weight: Array | None) -> Array:
+def _fit_energies(
+    rows: PowerRows,
+    idle_w: Array,
+    scaled: Array,
+    weight: Array | None,
+) -> Array:
     from scipy.optimize import nnls
 
     over = 1.0 / rows.power_w if weight is None else weight / rows.power_w
@@ -162,7 +200,12 @@ def _fit_energies(rows: PowerRows, idle_w: Array, scaled: Array, weight: Array |
     return np.asarray(energies / size)
 
 
-def _fit_voltage(rows: PowerRows, idle_w: Array, core: Array, apart: Array) -> Array:
+def _fit_voltage(
+    rows: PowerRows,
+    idle_w: Array,
+    core: Array,
+    apart: Array,
+) -> Array:
     """Fit V at the knots: never falling, one at the top clock."""
     from scipy.optimize import lsq_linear
 
@@ -183,7 +226,12 @@ def _fit_voltage(rows: PowerRows, idle_w: Array, core: Array, apart: Array) -> A
     return np.asarray(np.minimum(np.sqrt(steps @ done.x), 1.0))
 
 
-def _fit_toggling(rows: PowerRows, idle_w: Array, moving: Array, steady: Mask) -> dict[str, float]:
+def _fit_toggling(
+    rows: PowerRows,
+    idle_w: Array,
+    moving: Array,
+    steady: Mask,
+) -> dict[str, float]:
     """Fit the dynamic energy of each kind of data relative to random data, by least squares on
     relative error.
     """
@@ -228,7 +276,11 @@ class KernelFit:
     learned: LearnedFactors
 
 
-def fit_kernel_rows(rows: KernelRows, gpu: Gpu, idle: IdlePower) -> KernelFit:
+def fit_kernel_rows(
+    rows: KernelRows,
+    gpu: Gpu,
+    idle: IdlePower,
+) -> KernelFit:
     """Fit all stages to ``rows``."""
     plain = reference_chip(gpu)
     reference = replace(plain, choice=fit_kernel_choice(rows, plain))
@@ -268,7 +320,11 @@ def _collect_samples(
     once more, as it ran."""
     latency_s = burst.column("latency_s")
 
-    def sample(kernels: Kernels, at: Mask, again: bool = False) -> ResidualSample:
+    def sample(
+        kernels: Kernels,
+        at: Mask,
+        again: bool = False,
+    ) -> ResidualSample:
         logs = np.log(blend_corrections(kernels.work, corrections))
         return ResidualSample(
             kernels,
@@ -325,7 +381,11 @@ def starting_rule() -> StartingRule:
 
 
 def build_bundle(
-    fit: KernelFit, rows: KernelRows, gpu: Gpu, residuals: Mapping[str, ResidualEnds], note: str
+    fit: KernelFit,
+    rows: KernelRows,
+    gpu: Gpu,
+    residuals: Mapping[str, ResidualEnds],
+    note: str,
 ) -> Bundle:
     """Build a bundle from a fit; families without rows take the starting rule, and its assumptions
     say so.
@@ -401,7 +461,11 @@ def fit_idle_curve(rows: list[tuple[float, float, float]], gpu: Gpu) -> IdlePowe
     )
 
 
-def _fit_law(rows: KernelRows, kernels: Kernels, gpu: Gpu) -> ClockLaw:
+def _fit_law(
+    rows: KernelRows,
+    kernels: Kernels,
+    gpu: Gpu,
+) -> ClockLaw:
     clock, effective, latency_s = (
         rows.column(name) for name in ("sm_clock_hz", "effective_clock_hz", "latency_s")
     )
@@ -504,7 +568,12 @@ def price_rows(
     return priced, ResidualSample(some, np.ones(len(power_w)), more, sure=sure)
 
 
-def _select_priced_rows(rows: KernelRows, gpu: Gpu, power_w: Array, clock_hz: Array) -> Mask:
+def _select_priced_rows(
+    rows: KernelRows,
+    gpu: Gpu,
+    power_w: Array,
+    clock_hz: Array,
+) -> Mask:
     """Mark the rows with settled power and clock; none whose clock still climbs at low power."""
     usable = rows.is_kind("sustained", "duty") & rows.fit
     usable &= np.isfinite(power_w) & np.isfinite(clock_hz)
@@ -513,14 +582,22 @@ def _select_priced_rows(rows: KernelRows, gpu: Gpu, power_w: Array, clock_hz: Ar
     return np.asarray(usable & ~climbing)
 
 
-def energy_ratio(rows: PowerRows, power: ModulePower, toggling: Mapping[str, float]) -> Array:
+def energy_ratio(
+    rows: PowerRows,
+    power: ModulePower,
+    toggling: Mapping[str, float],
+) -> Array:
     """Return measured over modelled dynamic power."""
     idle_w = power.idle.power_at(rows.clock_hz, DEFAULT_TEMPERATURE_C)
     modelled_w = np.maximum(_event_watts(rows, power, toggling).sum(axis=1), 1.0)
     return np.asarray(np.clip((rows.power_w - idle_w) / modelled_w, 0.25, 4.0))
 
 
-def _event_watts(rows: PowerRows, power: ModulePower, toggling: Mapping[str, float]) -> Array:
+def _event_watts(
+    rows: PowerRows,
+    power: ModulePower,
+    toggling: Mapping[str, float],
+) -> Array:
     """Return the modelled dynamic power, ``(row, event)``."""
     on_own_rail, steady = (
         np.array([m in group for m in rows.modules]) for group in (OWN_RAIL, STEADY)
@@ -562,7 +639,10 @@ class CardRows:
 
 
 def describe_cards(
-    rows: PowerRows, sample: ResidualSample, power: ModulePower, toggling: Mapping[str, float]
+    rows: PowerRows,
+    sample: ResidualSample,
+    power: ModulePower,
+    toggling: Mapping[str, float],
 ) -> CardRows:
     """Compare rows with the modelled power of their kernels."""
     watts = _event_watts(rows, power, toggling)

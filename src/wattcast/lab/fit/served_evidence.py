@@ -15,7 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from wattcast.calibrate.energy_evidence import SERVING, EnergyEvidence, scalable_modules
+from wattcast.calibrate.energy_evidence import (
+    SERVING,
+    EnergyEvidence,
+    scalable_modules,
+)
 from wattcast.calibrate.table_rows import UNCAPPED_SHARE
 from wattcast.core.arrays import sweep_values
 from wattcast.hardware import Gpu
@@ -28,14 +32,22 @@ _NO_LIMIT = 10.0  # times the power limit, which no run reaches
 _PROMPTS = 8  # in a step, by whose energy that of one is taken
 
 
-def served_evidence(rows: Sequence[ServedRow], gpu: Gpu, bundle: Bundle) -> list[EnergyEvidence]:
+def served_evidence(
+    rows: Sequence[ServedRow],
+    gpu: Gpu,
+    bundle: Bundle,
+) -> list[EnergyEvidence]:
     """Return the evidence of rows below the power limit; the prior is the bundle's power."""
     limit_w = float(sweep_values(gpu.power.limit_w))
     below = [row for row in rows if row.power_w < UNCAPPED_SHARE * limit_w]
     return [_read_row(row, gpu, bundle) for row in below]
 
 
-def _read_row(row: ServedRow, gpu: Gpu, bundle: Bundle) -> EnergyEvidence:
+def _read_row(
+    row: ServedRow,
+    gpu: Gpu,
+    bundle: Bundle,
+) -> EnergyEvidence:
     unlimited = replace(gpu, power=replace(gpu.power, limit_w=_NO_LIMIT * gpu.power.limit_w))
     model, weights = row.model
     context = PROMPT_TOKENS[row.task] + row.mean_context_tokens
@@ -46,9 +58,21 @@ def _read_row(row: ServedRow, gpu: Gpu, bundle: Bundle) -> EnergyEvidence:
         "bundle": bundle,
         **weights,
     }
-    step = predict(model, unlimited, phase="decode", batch=row.batch, seq=round(context), **options)
+    step = predict(
+        model,
+        unlimited,
+        phase="decode",
+        batch=row.batch,
+        seq=round(context),
+        **options,
+    )
     prompts = predict(
-        model, unlimited, phase="prefill", batch=_PROMPTS, seq=PROMPT_TOKENS[row.task], **options
+        model,
+        unlimited,
+        phase="prefill",
+        batch=_PROMPTS,
+        seq=PROMPT_TOKENS[row.task],
+        **options,
     )
     prompts_a_step = row.batch / row.mean_tokens
     step_j = _module_joules(step)

@@ -24,7 +24,11 @@ from pathlib import Path
 TABLE = Path("mlenergy") / "llm.csv.gz"
 GPU = "b200"
 # tokens of a prompt, of each task; fixed beforehand
-PROMPT_TOKENS = {"lm-arena-chat": 128, "gpqa": 256, "sourcegraph-fim": 1024}
+PROMPT_TOKENS = {
+    "lm-arena-chat": 128,
+    "gpqa": 256,
+    "sourcegraph-fim": 1024,
+}
 HOST_BOUND_SEQS = 64  # of questions on one GPU, by the README of the reference
 _BLOCK = {"quantization": "fp8-block"}
 # model of the leaderboard -> catalogue name, and how its weights are kept

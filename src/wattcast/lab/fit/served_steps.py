@@ -15,7 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from wattcast.lab.fit.served_rows import GPU, PROMPT_TOKENS, ServedRow
+from wattcast.lab.fit.served_rows import (
+    GPU,
+    PROMPT_TOKENS,
+    ServedRow,
+)
 from wattcast.predictor.api import predict
 from wattcast.predictor.bundle import Bundle
 from wattcast.predictor.prediction import Prediction
@@ -37,13 +41,29 @@ def ask_row(row: ServedRow, bundle: Bundle | None = None) -> ServedFigures:
     """Ask ``predict`` for the steady state of a row."""
     model, weights = row.model
     context = round(PROMPT_TOKENS[row.task] + row.mean_context_tokens)
-    options: dict[str, Any] = {"tp": row.gpus, "ep": row.expert_gpus, "force": True, **weights}
+    options: dict[str, Any] = {
+        "tp": row.gpus,
+        "ep": row.expert_gpus,
+        "force": True,
+        **weights,
+    }
     options |= {"bundle": bundle}
     step = predict(
-        model, GPU, phase="decode", batch=row.batch, seq=context, scheduling="sync", **options
+        model,
+        GPU,
+        phase="decode",
+        batch=row.batch,
+        seq=context,
+        scheduling="sync",
+        **options,
     )
     prompts = predict(
-        model, GPU, phase="prefill", batch=_PROMPTS, seq=PROMPT_TOKENS[row.task], **options
+        model,
+        GPU,
+        phase="prefill",
+        batch=_PROMPTS,
+        seq=PROMPT_TOKENS[row.task],
+        **options,
     )
     prompt_s = float(prompts.latency_s) / _PROMPTS
     prompt_j = float(prompts.energy_j) / _PROMPTS

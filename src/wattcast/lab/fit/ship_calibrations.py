@@ -22,7 +22,11 @@ import numpy as np
 
 import wattcast.predictor.bundle as bundle_package
 from wattcast import hardware
-from wattcast.calibrate import energy_evidence, table_fit, table_rows
+from wattcast.calibrate import (
+    energy_evidence,
+    table_fit,
+    table_rows,
+)
 from wattcast.calibrate.row_prediction import conformal_ends
 from wattcast.core.strict_files import Provenance
 from wattcast.core.whole_files import write_whole
@@ -36,7 +40,11 @@ from wattcast.lab.fit.served_rows import (
     select_half,
 )
 from wattcast.lab.fit.served_steps import ask_row
-from wattcast.predictor.bundle.bundle_file import ARRAYS_FILE, Bundle, ResidualEnds
+from wattcast.predictor.bundle.bundle_file import (
+    ARRAYS_FILE,
+    Bundle,
+    ResidualEnds,
+)
 from wattcast.predictor.bundle.calibrated import calibration_folder, save_bundle
 
 # cards with tables of vLLM's kernels, and those with tables of other engines
@@ -60,12 +68,21 @@ CARDS = (
     "b200:sglang",
 )
 # folder of a card's tables, where it is not the usual one
-_TABLE_FOLDERS = {"rtx-4090": "llmservingsim", "mi300x": "aiter", "mi355x": "aiter"}
+_TABLE_FOLDERS = {
+    "rtx-4090": "llmservingsim",
+    "mi300x": "aiter",
+    "mi355x": "aiter",
+}
 MARK_FILE = "rows.sha256"  # of what a bundle was made from
 ERRORS_FILE = "errors.csv"  # of rows held out
 
 
-def ship_card(name: str, reference: Path, target: Path, anew: bool = False) -> bool:
+def ship_card(
+    name: str,
+    reference: Path,
+    target: Path,
+    anew: bool = False,
+) -> bool:
     """Calibrate a card, with a colon before an engine, unless its bundle is up to date."""
     gpu_name, _, engine = name.partition(":")
     chip = hardware.load_gpu(gpu_name)
@@ -98,7 +115,12 @@ def table_folder(gpu: str, reference: Path) -> Path:
     return reference / _TABLE_FOLDERS.get(gpu, "aiconfigurator")
 
 
-def _weigh_served(bundle: Bundle, gpu: Gpu, table: table_rows.TableRows, reference: Path) -> Bundle:
+def _weigh_served(
+    bundle: Bundle,
+    gpu: Gpu,
+    table: table_rows.TableRows,
+    reference: Path,
+) -> Bundle:
     """Weigh the forecast's energies with products and served models of the evidence half."""
     prior = replace(bundle, power=table_fit.start_bundle(gpu).power)
     powered = table_fit.take_few_powered(table.rows)
@@ -120,7 +142,11 @@ def _widen_power(bundle: Bundle, rows: Sequence[ServedRow]) -> Bundle:
     residuals = {}
     for family, ends in bundle.residuals.items():
         power = (min(ends.power[0], low), max(ends.power[1], high))
-        residuals[family] = ResidualEnds(latency=ends.latency, power=power, rows=ends.rows)
+        residuals[family] = ResidualEnds(
+            latency=ends.latency,
+            power=power,
+            rows=ends.rows,
+        )
     return replace(bundle, residuals=residuals)
 
 
@@ -129,7 +155,9 @@ def _take_energies(bundle: Bundle, gpu: Gpu) -> Bundle:
     card = bundle_package.bundle_for(gpu)
     residuals = {
         family: ResidualEnds(
-            latency=ends.latency, power=card.residuals[family].power, rows=ends.rows
+            latency=ends.latency,
+            power=card.residuals[family].power,
+            rows=ends.rows,
         )
         for family, ends in bundle.residuals.items()
     }
@@ -137,7 +165,11 @@ def _take_energies(bundle: Bundle, gpu: Gpu) -> Bundle:
     return _tell_energies(moved, "energies: those of the card", "")
 
 
-def _tell_energies(bundle: Bundle, words: str, source: str) -> Bundle:
+def _tell_energies(
+    bundle: Bundle,
+    words: str,
+    source: str,
+) -> Bundle:
     """Return a bundle whose provenance says where its energies come from."""
     before = bundle.provenance
     times, _, _ = before.note.partition("; energies")
@@ -148,7 +180,11 @@ def _tell_energies(bundle: Bundle, words: str, source: str) -> Bundle:
     return replace(bundle, provenance=provenance, assumptions=assumptions)
 
 
-def _hash_inputs(gpu: Gpu, engine: str, reference: Path) -> str:
+def _hash_inputs(
+    gpu: Gpu,
+    engine: str,
+    reference: Path,
+) -> str:
     """Return a hash of the tables that a card's bundle is made from."""
     digest = hashlib.sha256(f"{gpu!r} {engine}".encode())
     folder = table_folder(gpu.name, reference)
@@ -175,7 +211,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Calibrate the cards that are named, or all of them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cards", nargs="*", help="GPU or GPU:ENGINE; default: all")
-    parser.add_argument("--reference", type=Path, required=True, help="folder of public rows")
+    parser.add_argument(
+        "--reference",
+        type=Path,
+        required=True,
+        help="folder of public rows",
+    )
     parser.add_argument("--out", type=Path, help="default: the package's own bundles")
     parser.add_argument("--anew", action="store_true", help="also those that are up to date")
     options = parser.parse_args(arguments)

@@ -13,7 +13,11 @@ import math
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import (
+    dataclass,
+    field,
+    fields,
+)
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -22,8 +26,19 @@ from xml.sax.saxutils import quoteattr
 import msgspec
 
 from wattcast.core import units
-from wattcast.core.errors import BadInput, bad_value, clip_text, import_extra, nearest_names
-from wattcast.core.strict_files import decode_text, decode_yaml, read_bytes, read_shipped_table
+from wattcast.core.errors import (
+    BadInput,
+    bad_value,
+    clip_text,
+    import_extra,
+    nearest_names,
+)
+from wattcast.core.strict_files import (
+    decode_text,
+    decode_yaml,
+    read_bytes,
+    read_shipped_table,
+)
 from wattcast.core.whole_files import write_whole
 from wattcast.lab.gpuwattch.bottom_up.technology import read_feature_nm
 from wattcast.lab.gpuwattch.trace_reading import SimulatorDialect, dialect_counters
@@ -229,7 +244,11 @@ def write_architecture(architecture: ChipArchitecture, path: Path) -> None:
     }
     filled = {key: value for key, value in plain.items() if value}
     dumped = yaml.safe_dump(
-        filled, sort_keys=False, default_flow_style=None, width=118, allow_unicode=True
+        filled,
+        sort_keys=False,
+        default_flow_style=None,
+        width=118,
+        allow_unicode=True,
     )
     write_whole(path, str(dumped).encode())
 
@@ -319,7 +338,11 @@ def parse_xml_architecture(data: bytes, name: str) -> ChipArchitecture:
             raise bad_value(name, expectation, str(value))
         return str(value)
 
-    def visit(element: Any, component: str, depth: int) -> None:
+    def visit(
+        element: Any,
+        component: str,
+        depth: int,
+    ) -> None:
         if depth > MAX_XML_DEPTH or next(count) > MAX_XML_ELEMENTS:
             raise bad_value(
                 name, f"at most {MAX_XML_DEPTH} levels and {MAX_XML_ELEMENTS} elements", "more"
@@ -466,7 +489,11 @@ class SteadyStateDefinition:
     minimum_sample: int = 4  # a region needs more than this many
 
     @classmethod
-    def read(cls, text: str, where: str = "steady_state_definition") -> SteadyStateDefinition:
+    def read(
+        cls,
+        text: str,
+        where: str = "steady_state_definition",
+    ) -> SteadyStateDefinition:
         """Read ``"8:4"``: the allowed deviation in watts and the least number of samples."""
         deviation, colon, least = text.partition(":")
         try:

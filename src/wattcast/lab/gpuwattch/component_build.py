@@ -7,8 +7,16 @@ voltage for the samples that follow."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import (
+    Callable,
+    Iterable,
+    Mapping,
+)
+from dataclasses import (
+    dataclass,
+    field,
+    replace,
+)
 
 import numpy as np
 
@@ -23,19 +31,38 @@ from wattcast.core.errors import (
 from wattcast.hardware import OperatingPoint
 from wattcast.lab.gpuwattch import energy_table
 from wattcast.lab.gpuwattch.architecture import ChipArchitecture, read_architecture
-from wattcast.lab.gpuwattch.energy_table import ComponentRail, ComponentSet, EnergyTable
+from wattcast.lab.gpuwattch.energy_table import (
+    ComponentRail,
+    ComponentSet,
+    EnergyTable,
+)
 from wattcast.lab.gpuwattch.trace_reading import (
     INSTRUCTIONS,
     THREADS,
     SimulatorDialect,
     dialect_counters,
 )
-from wattcast.power.activity import Activity, ActivitySource, known_events
-from wattcast.power.component_power import ComponentPower, Drive, LaneStatic, Leakage, Part, Term
+from wattcast.power.activity import (
+    Activity,
+    ActivitySource,
+    known_events,
+)
+from wattcast.power.component_power import (
+    ComponentPower,
+    Drive,
+    LaneStatic,
+    Leakage,
+    Part,
+    Term,
+)
 from wattcast.power.power_model import VoltageCurve
 
 DUTY_CAP = 0.8  # GPGPU-Sim cuts its pipeline duty here
-_EXPONENT = {ComponentRail.CORE: 2, ComponentRail.STATIC: 1, ComponentRail.OWN: 0}
+_EXPONENT = {
+    ComponentRail.CORE: 2,
+    ComponentRail.STATIC: 1,
+    ComponentRail.OWN: 0,
+}
 
 
 @dataclass(frozen=True)
@@ -97,7 +124,9 @@ def build_component_model(
 
 
 def _build_terms(
-    architecture: ChipArchitecture, table: EnergyTable, components: ComponentSet
+    architecture: ChipArchitecture,
+    table: EnergyTable,
+    components: ComponentSet,
 ) -> tuple[Term, ...]:
     """Return one term per event and component, the energies of several counters added up."""
     assert table.coalescer_read_j is not None
@@ -148,7 +177,9 @@ def _build_terms(
 
 
 def _build_parts(
-    architecture: ChipArchitecture, table: EnergyTable, components: ComponentSet
+    architecture: ChipArchitecture,
+    table: EnergyTable,
+    components: ComponentSet,
 ) -> tuple[Part, ...]:
     """Return each component's constant watts and its power of the voltage."""
     of_gpuwattch = architecture.dialect is SimulatorDialect.GPUWATTCH
@@ -250,7 +281,11 @@ class PowerMeter:
                 events.append(self._event_of.get(name, (name, False, ""))[0])
         return tuple(events)
 
-    def sample(self, counts: Mapping[str, float], cycles: float) -> ClockSetting:
+    def sample(
+        self,
+        counts: Mapping[str, float],
+        cycles: float,
+    ) -> ClockSetting:
         """Measure one sample of ``cycles`` core cycles at the present setting and return the next
         setting.
         """
@@ -324,7 +359,10 @@ def answer_samples(
 
 
 def _answer_sample(
-    meter: PowerMeter, names: list[str], line: str, answer: Callable[[str], None]
+    meter: PowerMeter,
+    names: list[str],
+    line: str,
+    answer: Callable[[str], None],
 ) -> None:
     """Answer one sample, and set clock and voltage of the next where the line asks for them."""
     counts, _, setting = line.strip().partition("|")

@@ -16,7 +16,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import (
+    dataclass,
+    field,
+    replace,
+)
 from itertools import compress
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,11 +28,24 @@ from typing import Annotated, Any
 import numpy as np
 
 from wattcast.core.arrays import Array, Mask
-from wattcast.core.errors import bad_value, check_names, import_extra, nearest_names
+from wattcast.core.errors import (
+    bad_value,
+    check_names,
+    import_extra,
+    nearest_names,
+)
 from wattcast.core.option_declaration import Option
-from wattcast.core.strict_files import parse_csv, read_bytes, read_number
+from wattcast.core.strict_files import (
+    parse_csv,
+    read_bytes,
+    read_number,
+)
 from wattcast.lab.gpuwattch.architecture import ChipArchitecture
-from wattcast.lab.gpuwattch.energy_table import DUTY, EnergyTable, read_component_set
+from wattcast.lab.gpuwattch.energy_table import (
+    DUTY,
+    EnergyTable,
+    read_component_set,
+)
 from wattcast.lab.gpuwattch.trace_reading import dialect_counters
 
 SHORTEST_KERNEL_S = 0.5e-3  # manual, section 2.3
@@ -153,7 +170,9 @@ class MeasuredKernels:
 
 
 def fit_components(
-    runs: MeasuredKernels, constraints: FitConstraints, shortest_s: float = SHORTEST_KERNEL_S
+    runs: MeasuredKernels,
+    constraints: FitConstraints,
+    shortest_s: float = SHORTEST_KERNEL_S,
 ) -> ComponentFit:
     """Fit factors of components' watts, or with ``ENERGY_CONSTRAINTS`` joules per event, to kernels
     long enough.
@@ -221,7 +240,13 @@ def fit_components(
     return ComponentFit(runs.names, value, score, int(kept.sum()), dropped, at_bound, determined)
 
 
-def _solve_bounded(a: Array, b: Array, lower: Array, upper: Array, orders: Array) -> Array:
+def _solve_bounded(
+    a: Array,
+    b: Array,
+    lower: Array,
+    upper: Array,
+    orders: Array,
+) -> Array:
     """Minimise |a·x − b|² within bounds and orderings."""
     if not len(orders):
         from scipy.optimize import lsq_linear
@@ -278,7 +303,10 @@ class KernelColumns:
 
 
 def read_measured_kernels(
-    path: Path, columns: KernelColumns, names: Sequence[str] | None = None, rates: bool = False
+    path: Path,
+    columns: KernelColumns,
+    names: Sequence[str] | None = None,
+    rates: bool = False,
 ) -> MeasuredKernels:
     """Read kernels from a CSV: measured watts, and component watts or (with ``rates``) counts over
     the duration.
@@ -377,4 +405,9 @@ def apply_factors(architecture: ChipArchitecture, factors: Mapping[str, float]) 
         elif component.name not in ("MCP", "COALP"):
             for counter in component.terms:
                 scaling[by_column[counter]] = architecture.scaling_of(by_column[counter]) * factor
-    return replace(architecture, scaling=scaling, parameters=parameters, static=static)
+    return replace(
+        architecture,
+        scaling=scaling,
+        parameters=parameters,
+        static=static,
+    )

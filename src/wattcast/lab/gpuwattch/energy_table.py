@@ -10,7 +10,11 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import (
+    dataclass,
+    field,
+    replace,
+)
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
@@ -27,7 +31,11 @@ from wattcast.core.strict_files import (
     read_shipped_table,
     read_shipped_yaml,
 )
-from wattcast.lab.gpuwattch.trace_reading import CUSTOM_EVENTS, SimulatorDialect, dialect_counters
+from wattcast.lab.gpuwattch.trace_reading import (
+    CUSTOM_EVENTS,
+    SimulatorDialect,
+    dialect_counters,
+)
 from wattcast.power.component_power import Leakage
 
 DUTY = "PIPE_A"
@@ -69,7 +77,9 @@ class EnergyTable:
 
 
 def read_energies(
-    path: Path, sample_cycle: int = 500, clock_hz: float | None = None
+    path: Path,
+    sample_cycle: int = 500,
+    clock_hz: float | None = None,
 ) -> EnergyTable:
     """Read an energy table: YAML in our form, or CSV as dumped from a simulator run.
 
@@ -210,7 +220,11 @@ def _parse_yaml(data: bytes, where: str) -> EnergyTable:
     if unknown := set(file.coalescer) - {"read", "write"}:
         raise bad_value(f"{where}: coalescer", "read and write", ", ".join(sorted(unknown)))
 
-    def parse(text: _SourcedText, unit: str, key: str) -> float:
+    def parse(
+        text: _SourcedText,
+        unit: str,
+        key: str,
+    ) -> float:
         return units.parse(text.value, unit, f"{where}: {key}")
 
     coalescer_j = {k: parse(v, "J", f"coalescer.{k}") for k, v in file.coalescer.items()}
@@ -272,7 +286,14 @@ def format_energy_table(table: EnergyTable) -> bytes:
         plain["leakage"] = watts | {"sm_count": leak.sm_count, "gated": leak.gated}
     if table.scaling:
         plain["scaling"] = dict(table.scaling)
-    return str(yaml.safe_dump(plain, sort_keys=False, width=118, allow_unicode=True)).encode()
+    return str(
+        yaml.safe_dump(
+            plain,
+            sort_keys=False,
+            width=118,
+            allow_unicode=True,
+        )
+    ).encode()
 
 
 def _rounding_interval(text: str) -> tuple[float, float]:
@@ -343,7 +364,9 @@ class _ComponentFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_component_set(
-    dialect: SimulatorDialect, compat: bool = False, more: Sequence[Path] = ()
+    dialect: SimulatorDialect,
+    compat: bool = False,
+    more: Sequence[Path] = (),
 ) -> ComponentSet:
     """Read the components of a dialect, then those of further files."""
     base = read_shipped_yaml(_ComponentFile, "wattcast.lab.gpuwattch", f"{dialect}.yaml")

@@ -114,7 +114,11 @@ class MeasuredValue:
     low: float
     high: float
 
-    def scaled(self, factor: float, error: float = 0.0) -> MeasuredValue:
+    def scaled(
+        self,
+        factor: float,
+        error: float = 0.0,
+    ) -> MeasuredValue:
         """Return the value times a factor, its interval widened by a relative error."""
         return MeasuredValue(
             self.value * factor,
@@ -419,7 +423,11 @@ def measured_architecture(
         for name in STATIC_NAMES
     }
     system |= {c.scaling: "0.0" for c in dialect_counters(SimulatorDialect.ACCELWATTCH)}
-    system |= {"constant_power": "0.0", "idle_core_power": "0.0", "modeled_chip_voltage_ref": "1.0"}
+    system |= {
+        "constant_power": "0.0",
+        "idle_core_power": "0.0",
+        "modeled_chip_voltage_ref": "1.0",
+    }
     texts.setdefault("system.mc", {})
     for counter, key in (
         ("MEM_RD", "dram_rd_coeff"),
@@ -461,7 +469,12 @@ def measured_table(chip: MeasuredChip, architecture: ChipArchitecture) -> Energy
             end / energy.value if energy.value else 1.0 for end in (energy.low, energy.high)
         )
         interval |= {c: (low * table.energy_j[c], high * table.energy_j[c]) for c in term.counters}
-    return replace(table, name=f"{chip.name}-measured", source=chip.source, interval_j=interval)
+    return replace(
+        table,
+        name=f"{chip.name}-measured",
+        source=chip.source,
+        interval_j=interval,
+    )
 
 
 def measured_model(name: str) -> tuple[ChipArchitecture, EnergyTable, BuiltComponentModel]:
@@ -472,7 +485,12 @@ def measured_model(name: str) -> tuple[ChipArchitecture, EnergyTable, BuiltCompo
     components = read_component_set(SimulatorDialect.ACCELWATTCH)
     sms = chip.design.sm_count
     built = build_component_model(
-        architecture, table, components, sm_count=sms, voltage=chip.voltage, capped=False
+        architecture,
+        table,
+        components,
+        sm_count=sms,
+        voltage=chip.voltage,
+        capped=False,
     )
     return architecture, table, built
 
@@ -560,7 +578,11 @@ def judge_held_out(folder: Path, gpu: str = PARENT) -> HeldOutJudgement:
     return HeldOutJudgement(rows, len(set(test.names)), error, bias, by_family, floor)
 
 
-def _format_interval(value: MeasuredValue, size: float, unit: str) -> str:
+def _format_interval(
+    value: MeasuredValue,
+    size: float,
+    unit: str,
+) -> str:
     return f"{value.value * size:.4g} {unit} ({value.low * size:.4g} to {value.high * size:.4g})"
 
 
@@ -574,7 +596,12 @@ def _plain_texts(chip: MeasuredChip) -> dict[str, dict[str, str]]:
     """Return an architecture with the GPU's sizes, in the technology of AccelWattch's own files."""
     d = chip.design
 
-    def cache_text(capacity: int, block: int, ways: int, write_back: bool = False) -> str:
+    def cache_text(
+        capacity: int,
+        block: int,
+        ways: int,
+        write_back: bool = False,
+    ) -> str:
         return f"{capacity // (block * ways) * block * ways},{block},{ways},1,1,3,{block},{int(write_back)}"
 
     fixed = _read_measured_file().technology

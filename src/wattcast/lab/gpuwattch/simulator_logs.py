@@ -19,10 +19,18 @@ import numpy as np
 
 from wattcast.core.arrays import Array
 from wattcast.core.errors import bad_value
-from wattcast.core.strict_files import gunzip_bytes, read_bytes, read_shipped_table
+from wattcast.core.strict_files import (
+    gunzip_bytes,
+    read_bytes,
+    read_shipped_table,
+)
 from wattcast.hardware import OperatingPoint
 from wattcast.lab.counter_models.profiler_counters import sum_mapped_events
-from wattcast.lab.gpuwattch.trace_reading import SimulatorDialect, TraceSampling, dialect_counters
+from wattcast.lab.gpuwattch.trace_reading import (
+    SimulatorDialect,
+    TraceSampling,
+    dialect_counters,
+)
 from wattcast.lab.gpuwattch.trace_statistics import parse_figure
 from wattcast.power.activity import Activity, ActivitySource
 
@@ -105,7 +113,10 @@ def _read_text(path: Path) -> str:
 
 
 def read_power_report(
-    path: Path, dialect: SimulatorDialect, scaling: Mapping[str, float], sampling: TraceSampling
+    path: Path,
+    dialect: SimulatorDialect,
+    scaling: Mapping[str, float],
+    sampling: TraceSampling,
 ) -> CountedKernels:
     """Read the mean counters of each kernel from a power report; each is a sample of the
     simulator's length.
@@ -287,7 +298,9 @@ def read_gem5_stats(path: Path) -> CountedKernels:
 
 
 def _map_statistics(
-    where: str, name: str, rows: Iterable[dict[str, float]]
+    where: str,
+    name: str,
+    rows: Iterable[dict[str, float]],
 ) -> tuple[tuple[str, ...], Array]:
     """Return the events that the statistics of all rows determine, and their values."""
     table = list(rows)

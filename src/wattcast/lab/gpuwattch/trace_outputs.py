@@ -9,7 +9,13 @@ import gzip
 import importlib
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -54,7 +60,11 @@ class BackgroundWriter(ExitStack):
         self._waiting = waiting
         self.callback(self._pool.shutdown, cancel_futures=True)
 
-    def submit(self, work: Callable[..., None], *arguments: object) -> None:
+    def submit(
+        self,
+        work: Callable[..., None],
+        *arguments: object,
+    ) -> None:
         """Queue ``work(*arguments)``; its arguments must not change any more."""
         self._jobs.append(self._pool.submit(work, *arguments))
         self.drain(self._waiting)
@@ -68,7 +78,11 @@ class BackgroundWriter(ExitStack):
 class GrowingTextFile(ExitStack):
     """A text file, plain or gzip, that has a temporary name until it is whole."""
 
-    def __init__(self, path: Path, compress: bool) -> None:
+    def __init__(
+        self,
+        path: Path,
+        compress: bool,
+    ) -> None:
         super().__init__()
         self.path = path.with_name(path.name + ".gz") if compress else path
         with ExitStack() as opening:  # what cannot be opened leaves nothing behind
@@ -85,7 +99,9 @@ class GrowingTextFile(ExitStack):
 
 
 def write_number_rows(
-    file: GrowingTextFile, columns: Sequence[Array], trailing_comma: bool
+    file: GrowingTextFile,
+    columns: Sequence[Array],
+    trailing_comma: bool,
 ) -> None:
     """Write rows of numbers with six decimals, as ``%f`` prints them."""
     import polars as pl
@@ -98,7 +114,12 @@ def write_number_rows(
     frame.write_csv(file.stream, include_header=False, float_precision=6)
 
 
-def write_text_rows(file: GrowingTextFile, text: bytes, drop: Mask, keep_comma: bool) -> None:
+def write_text_rows(
+    file: GrowingTextFile,
+    text: bytes,
+    drop: Mask,
+    keep_comma: bool,
+) -> None:
     """Copy rows as they stand in another file, without those of ``drop``."""
     if drop.any():
         stops = np.flatnonzero(np.frombuffer(text, dtype=np.uint8) == ord("\n")) + 1
@@ -163,11 +184,17 @@ class OutputLabels:
 
 
 def format_kernel_report(
-    kernel: KernelPower, names: Sequence[ListedKernel], labels: OutputLabels
+    kernel: KernelPower,
+    names: Sequence[ListedKernel],
+    labels: OutputLabels,
 ) -> Iterator[str]:
     """Yield the lines of the power report on one kernel, in the layout of GPUWattch."""
 
-    def lines(kind: str, names: Sequence[str], values: Array) -> Iterator[str]:
+    def lines(
+        kind: str,
+        names: Sequence[str],
+        values: Array,
+    ) -> Iterator[str]:
         for name, value in zip(names, values.tolist(), strict=True):
             yield f"gpu_{kind}_{name} = {_format_stream_number(value)}\n"
 
@@ -231,7 +258,12 @@ def format_steady_rows(
         yield f"{region.start},{region.end},{region.power_w:f},{shown},{counters}{end}\n"
 
 
-def restore_idle_sms(value: Array, column: int, sm_count: int, sample_cycle: float) -> Array:
+def restore_idle_sms(
+    value: Array,
+    column: int,
+    sm_count: int,
+    sample_cycle: float,
+) -> Array:
     """Recover the float32 number of idle SMs that the simulator used from the six decimals that it
     printed.
 
@@ -261,7 +293,11 @@ class PowerBins:
         self._energy_j = np.zeros((2 * MOST_BINS, self.parts))
         self._time_s = np.zeros(2 * MOST_BINS)
 
-    def add(self, part_w: Array, duration_s: Array) -> None:
+    def add(
+        self,
+        part_w: Array,
+        duration_s: Array,
+    ) -> None:
         """Add consecutive samples."""
         count = len(duration_s)
         if not count:
@@ -295,7 +331,10 @@ class PowerBins:
 
 
 def draw_component_power(
-    timeline: PowerBins, parts: tuple[str, ...], title: str, caption: str
+    timeline: PowerBins,
+    parts: tuple[str, ...],
+    title: str,
+    caption: str,
 ) -> Figure:
     """Draw components stacked over time: the largest by name, the rest together."""
     start_s, end_s, part_w = timeline.mean()
@@ -324,7 +363,11 @@ def draw_component_power(
     axes.set(xlabel="Time (µs)", ylabel="Power (W)")
     axes.set_ylim(bottom=0.0)
     axes.set_title(title)
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)
+    axes.legend(
+        loc="upper left",
+        bbox_to_anchor=(1.01, 1.0),
+        frameon=False,
+    )
     note = (
         f"{caption}; each step is the mean of {timeline.width} sample{'s' * (timeline.width > 1)}"
     )

@@ -48,7 +48,11 @@ _LOOK_AGAIN_S = 0.05  # how often a growing trace is looked at
 class TraceFault(BadInput):
     """The error of a trace that cannot be read further; ``rows`` good rows came before."""
 
-    def __init__(self, message: str, rows: int) -> None:
+    def __init__(
+        self,
+        message: str,
+        rows: int,
+    ) -> None:
         super().__init__(message)
         self.rows = rows
 
@@ -123,7 +127,11 @@ def _is_gzip(path: Path) -> bool:
         raise cannot_read(path, error) from error
 
 
-def _read_lines(path: Path, block_byte: int, follow_s: float = 0.0) -> Iterator[bytes]:
+def _read_lines(
+    path: Path,
+    block_byte: int,
+    follow_s: float = 0.0,
+) -> Iterator[bytes]:
     """Yield the header line, then blocks of whole lines."""
     until = time.monotonic() + follow_s
     while time.monotonic() < until and not (path.is_file() and path.stat().st_size > 1):
@@ -170,7 +178,11 @@ def _read_lines(path: Path, block_byte: int, follow_s: float = 0.0) -> Iterator[
         yield rest + b"\n"
 
 
-def _read_chunks(stream: BinaryIO, size: int, follow_s: float) -> Iterator[bytes]:
+def _read_chunks(
+    stream: BinaryIO,
+    size: int,
+    follow_s: float,
+) -> Iterator[bytes]:
     """Yield what the file holds; of a growing one, yield nothing while it stands still, until
     ``follow_s`` passed.
     """
@@ -186,14 +198,22 @@ def _read_chunks(stream: BinaryIO, size: int, follow_s: float) -> Iterator[bytes
             return
 
 
-def _read_plain(path: Path, block_byte: int, follow_s: float) -> Iterator[bytes]:
+def _read_plain(
+    path: Path,
+    block_byte: int,
+    follow_s: float,
+) -> Iterator[bytes]:
     with open_regular(path) as stream:
         for data in _read_chunks(stream, block_byte, follow_s):
             whole = not data or data.endswith(b"\n")
             yield data if whole else data + stream.readline(MAX_TRACE_LINE_BYTE + 1)
 
 
-def _read_gzip(path: Path, block_byte: int, follow_s: float) -> Iterator[bytes]:
+def _read_gzip(
+    path: Path,
+    block_byte: int,
+    follow_s: float,
+) -> Iterator[bytes]:
     """Decompress member after member, handing out pieces of about ``block_byte``."""
     read = written = held = 0
     inside = False  # of a member: ending there is no clean end
@@ -253,7 +273,12 @@ def _parse_rows(text: bytes, count: int) -> tuple[Array, str | None]:
         schema["end"] = pl.String
     if first.count(b",") == len(schema) - 1:
         with contextlib.suppress(pl.exceptions.PolarsError):
-            frame = pl.read_csv(text, has_header=False, schema=schema, quote_char=None)
+            frame = pl.read_csv(
+                text,
+                has_header=False,
+                schema=schema,
+                quote_char=None,
+            )
             value = frame.select(list(schema)[:count]).to_numpy(
                 order="fortran"
             )  # what is missing becomes NaN
@@ -389,7 +414,10 @@ class MetricTrace:
             yield block
 
     def activity(
-        self, block: TraceBlock, sampling: TraceSampling, sample: Array | None = None
+        self,
+        block: TraceBlock,
+        sampling: TraceSampling,
+        sample: Array | None = None,
     ) -> Activity:
         """Return the rows of a block as intervals; ``sample`` numbers them (default: the row)."""
         index = (
@@ -421,7 +449,11 @@ class MetricTrace:
             cycles / clock_hz, value, (*self.events, *more), at, ActivitySource.SIMULATED
         )
 
-    def column(self, block: TraceBlock, name: str) -> Array:
+    def column(
+        self,
+        block: TraceBlock,
+        name: str,
+    ) -> Array:
         """Return the values of an optional column that the file has."""
         return block.value[:, self.optional[name]]
 

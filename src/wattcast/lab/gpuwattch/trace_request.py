@@ -12,7 +12,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    NamedTuple,
+)
 
 import numpy as np
 
@@ -20,12 +25,20 @@ from wattcast.core import units
 from wattcast.core.arrays import Array
 from wattcast.core.errors import MissingSpecification, bad_value
 from wattcast.core.option_declaration import Option
-from wattcast.core.strict_files import encode_csv, parse_csv, read_bytes
+from wattcast.core.strict_files import (
+    encode_csv,
+    parse_csv,
+    read_bytes,
+)
 from wattcast.core.whole_files import write_whole
 from wattcast.lab.counter_models.profiler_counters import read_accelwattch_hw, read_ncu
 from wattcast.lab.gpuwattch import architecture as architecture_files
 from wattcast.lab.gpuwattch import measured_energies, simulator_logs
-from wattcast.lab.gpuwattch.architecture import ChipArchitecture, SimulatorConfig, read_architecture
+from wattcast.lab.gpuwattch.architecture import (
+    ChipArchitecture,
+    SimulatorConfig,
+    read_architecture,
+)
 from wattcast.lab.gpuwattch.component_build import build_component_model
 from wattcast.lab.gpuwattch.energy_table import (
     ComponentSet,
@@ -41,7 +54,14 @@ from wattcast.lab.gpuwattch.trace_reading import (
     dialect_counters,
     open_metric_trace,
 )
-from wattcast.lab.gpuwattch.trace_run import FIGURE, LOGS, TABLE, TraceResult, TraceRun, run_trace
+from wattcast.lab.gpuwattch.trace_run import (
+    FIGURE,
+    LOGS,
+    TABLE,
+    TraceResult,
+    TraceRun,
+    run_trace,
+)
 from wattcast.lab.gpuwattch.trace_statistics import read_kernel_list
 from wattcast.lab.gpuwattch.unseen_counters import (
     IssueWidth,
@@ -177,7 +197,11 @@ def make_power_trace(
     return job, result
 
 
-def draw_trace_power(request: TraceRequest, job: TraceRun, result: TraceResult) -> Figure:
+def draw_trace_power(
+    request: TraceRequest,
+    job: TraceRun,
+    result: TraceResult,
+) -> Figure:
     """Draw watts by component over the time of a trace that has samples."""
     assert result.timeline is not None
     counts = f"{result.samples} samples, {len(result.kernels)} kernels"
@@ -357,7 +381,11 @@ def find_measured_chip(name: Path) -> measured_energies.MeasuredChip | None:
     return measured_energies.measured_chip(name.name)
 
 
-def _check_match(architecture: ChipArchitecture, table: EnergyTable, notes: list[str]) -> None:
+def _check_match(
+    architecture: ChipArchitecture,
+    table: EnergyTable,
+    notes: list[str],
+) -> None:
     """Refuse energies of the other dialect's counters; note where the table was dumped with other
     scaling factors.
     """
@@ -568,7 +596,9 @@ def compute_kernel_power(request: TraceRequest, source: CounterSource) -> Counte
 
 
 def _read_counted_kernels(
-    request: TraceRequest, source: CounterSource, chip_files: ChipFiles
+    request: TraceRequest,
+    source: CounterSource,
+    chip_files: ChipFiles,
 ) -> CountedKernels:
     """Read the kernels of a file whose source is known."""
     path = request.trace

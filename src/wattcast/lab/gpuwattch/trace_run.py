@@ -5,10 +5,19 @@ One pass goes over the trace in blocks of rows, so that memory does not grow wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterator,
+    Mapping,
+)
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import (
+    dataclass,
+    field,
+    replace,
+)
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,7 +26,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wattcast.core.arrays import Array, Mask
-from wattcast.lab.gpuwattch import trace_outputs, trace_reading, trace_statistics
+from wattcast.lab.gpuwattch import (
+    trace_outputs,
+    trace_reading,
+    trace_statistics,
+)
 from wattcast.lab.gpuwattch.architecture import SimulatorConfig
 from wattcast.lab.gpuwattch.energy_table import ComponentSet
 from wattcast.power.activity import Activity
@@ -216,7 +229,11 @@ class LaneFinder:
         return np.where(divergent & written, np.maximum(lanes, 1.0), full), divergent
 
     def add_lanes(
-        self, activity: Activity, kernel: NDArray[np.intp], sample: Array, kept: Mask
+        self,
+        activity: Activity,
+        kernel: NDArray[np.intp],
+        sample: Array,
+        kept: Mask,
     ) -> tuple[Activity, Array, Mask]:
         """Return the activity with its active threads, the threads, and the samples that know
         them.
@@ -273,7 +290,11 @@ class LaneFinder:
 class _TracePass:
     """The state of one pass over a trace."""
 
-    def __init__(self, job: TraceRun, files: ExitStack) -> None:
+    def __init__(
+        self,
+        job: TraceRun,
+        files: ExitStack,
+    ) -> None:
         """Open the files that grow with the trace, write their headers, and look for the lanes of
         the kernels.
         """
@@ -320,7 +341,11 @@ class _TracePass:
             self.result.files.append(self.parquet.path)
         self.writer = files.enter_context(trace_outputs.BackgroundWriter())  # ends before its files
 
-    def process_block(self, block: trace_reading.TraceBlock, following: Array | None) -> None:
+    def process_block(
+        self,
+        block: trace_reading.TraceBlock,
+        following: Array | None,
+    ) -> None:
         """Find kernel ends in a block, compute its power, write it, and add it to the
         statistics.
         """
@@ -379,7 +404,11 @@ class _TracePass:
             )
 
     def _write_rows(
-        self, block: trace_reading.TraceBlock, power: Power, total_w: Array, ends: Mask
+        self,
+        block: trace_reading.TraceBlock,
+        power: Power,
+        total_w: Array,
+        ends: Mask,
     ) -> None:
         compat = self.compat
         part_w = power.part_w
@@ -426,7 +455,12 @@ class _TracePass:
                 self.tally.end()
                 self.states.end_kernel()
 
-    def _sum_samples(self, power: Power, columns: Mapping[str, Any], ends: Mask) -> None:
+    def _sum_samples(
+        self,
+        power: Power,
+        columns: Mapping[str, Any],
+        ends: Mask,
+    ) -> None:
         """Add the samples, without the rows that only end a kernel, to sums, figure and table."""
         keep = ~ends
         result = self.result
@@ -454,7 +488,11 @@ def trace_to_plain(job: TraceRun, result: TraceResult) -> dict[str, Any]:
     names = [k.name for k in job.kernels]
     kernels = []
     for k in result.kernels:
-        watts = {"mean_w": k.mean.power_w, "max_w": k.highest.power_w, "min_w": k.lowest.power_w}
+        watts = {
+            "mean_w": k.mean.power_w,
+            "max_w": k.highest.power_w,
+            "min_w": k.lowest.power_w,
+        }
         parts = dict(zip(job.model.parts, k.mean.part_w.tolist(), strict=True)) if k.samples else {}
         kernel: dict[str, Any] = {
             "name": names[k.index] if k.index < len(names) else None,

@@ -72,7 +72,11 @@ class KernelTally:
     A row of sums and of extremes has the total watts, then those of the parts, the counters, and
     the active threads."""
 
-    def __init__(self, parts: int, counters: int) -> None:
+    def __init__(
+        self,
+        parts: int,
+        counters: int,
+    ) -> None:
         self.kernels: list[KernelPower] = []
         self._edges = (1, 1 + parts, 1 + parts + counters)
         self._all_sum = self._all_max = self._all_min = 0.0
@@ -86,7 +90,13 @@ class KernelTally:
         self._high = nothing
         self._low = nothing
 
-    def add(self, total_w: Array, part_w: Array, counter: Array, thread: Array | None) -> None:
+    def add(
+        self,
+        total_w: Array,
+        part_w: Array,
+        counter: Array,
+        thread: Array | None,
+    ) -> None:
         """Add consecutive samples of the running kernel."""
         if not len(total_w):
             return
@@ -165,7 +175,11 @@ class SteadyStateFinder:
     def __post_init__(self) -> None:
         self._held = np.zeros(self.counters)  # sums of the open region's earlier blocks
 
-    def add(self, power_w: Array, counter: Array) -> None:
+    def add(
+        self,
+        power_w: Array,
+        counter: Array,
+    ) -> None:
         """Add consecutive samples of the running kernel."""
         first = self._sample
         deviation_w = self.definition.deviation_w
@@ -351,7 +365,11 @@ class KernelEndFinder:
             self._planned
         )  # the list of kernels, and not the rows, determines where kernels end
 
-    def mark(self, value: Array, following: Array | None) -> Mask:
+    def mark(
+        self,
+        value: Array,
+        following: Array | None,
+    ) -> Mask:
         """Mark the rows of a block that end a kernel; ``following`` is the first row after the
         block, if any.
         """

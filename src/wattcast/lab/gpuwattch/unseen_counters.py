@@ -81,7 +81,10 @@ class IssueWidth:
 
     @classmethod
     def of(
-        cls, dialect: SimulatorDialect, sm_count: float | None, schedulers: int | None
+        cls,
+        dialect: SimulatorDialect,
+        sm_count: float | None,
+        schedulers: int | None,
     ) -> IssueWidth | None:
         """Return the width of a chip, None where the number of its SMs is not known."""
         if sm_count is None:
@@ -180,14 +183,22 @@ def _fill_counters(
     return replace(activity, value=value, events=(*activity.events, *missing))
 
 
-def _pick(name: str, is_tensor: Mask, level: int) -> Array:
+def _pick(
+    name: str,
+    is_tensor: Mask,
+    level: int,
+) -> Array:
     """Return a typical number of each kernel, another one where tensor cores are used."""
     plain: Range = getattr(TYPICAL, name)
     tensor: Range = getattr(TYPICAL, f"tensor_{name}")
     return np.where(is_tensor, tensor[level], plain[level])
 
 
-def _unknown_mix_w(model: ComponentPower, activity: Activity, share: Array) -> Array:
+def _unknown_mix_w(
+    model: ComponentPower,
+    activity: Activity,
+    share: Array,
+) -> Array:
     """Return AccelWattch's static power of a mix of units that is not known, its geometric mean."""
     static = model.static
     assert static is not None

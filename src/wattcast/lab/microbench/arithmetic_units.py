@@ -120,14 +120,29 @@ def compare_unit(name: str) -> BenchUnit:
 
     def step(i: int) -> str:
         x, y = pairs[i * 5 % len(pairs)]
-        return write_piece("compare.step", name, q=i % len(predicates), x=x, y=y)
+        return write_piece(
+            "compare.step",
+            name,
+            q=i % len(predicates),
+            x=x,
+            y=y,
+        )
 
     declare = " ".join([base.declare, *(f"unsigned {name}_q{n} = 0u;" for n in predicates)])
     fold = " ^ ".join([base.fold, *(f"({name}_q{n} << {n})" for n in predicates)])
-    return replace(base, declare=declare, step=step, fold=fold)
+    return replace(
+        base,
+        declare=declare,
+        step=step,
+        fold=fold,
+    )
 
 
-def multiply_adds(name: str, kind: str = "f32", chains: int = CHAINS) -> BenchUnit:
+def multiply_adds(
+    name: str,
+    kind: str = "f32",
+    chains: int = CHAINS,
+) -> BenchUnit:
     """Multiply and add without waiting for a register bank: x·a+b for ``HELD`` steps, then x·r-b, r
     near 1/a.
 
@@ -169,11 +184,23 @@ def move_unit(name: str, count: int) -> BenchUnit:
     registers = " ".join(f"unsigned {name}{i} = mixed(state + {i + 1}u);" for i in range(count))
     fold = " ^ ".join(f"{name}{i} * {2 * i + 1}u" for i in range(count))
     values: Plain = {"shifts": shifts, "last": count - 1}
-    return fill_unit("move", name, values, declare=registers, fold=fold, operation="move")
+    return fill_unit(
+        "move",
+        name,
+        values,
+        declare=registers,
+        fold=fold,
+        operation="move",
+    )
 
 
 def statement_unit(
-    name: str, text: str, declare: str = "", fold: str = "0u", leads: int = 0, **more: Any
+    name: str,
+    text: str,
+    declare: str = "",
+    fold: str = "0u",
+    leads: int = 0,
+    **more: Any,
 ) -> BenchUnit:
     """Repeat one statement; {p} stands for the name.
 
@@ -185,7 +212,12 @@ def statement_unit(
     return BenchUnit(name, declare, lambda i: "" if leads else text, fold, **more)
 
 
-def chain_unit(name: str, kind: str, ptx: str, operation: str = "instruction") -> BenchUnit:
+def chain_unit(
+    name: str,
+    kind: str,
+    ptx: str,
+    operation: str = "instruction",
+) -> BenchUnit:
     """Let each operation wait for the last: PTX makes %0 from %1, the result before, and %2, a
     constant.
     """
@@ -202,19 +234,33 @@ def chain_unit(name: str, kind: str, ptx: str, operation: str = "instruction") -
     return BenchUnit(name, declare, step, fold, operation=operation)
 
 
-def ring_unit(name: str, nodes: int, stride: int, cached: bool = True) -> BenchUnit:
+def ring_unit(
+    name: str,
+    nodes: int,
+    stride: int,
+    cached: bool = True,
+) -> BenchUnit:
     """Follow the ring of ``nodes`` addresses that lies at ``b``; past L1 unless ``cached``.
 
     Each seed begins elsewhere: launches that walk the same stretch of a large ring would find it in
     the L2."""
-    values: Plain = {"nodes": nodes, "stride": stride, "mask": stride - 1, "line": LINE_BYTE}
+    values: Plain = {
+        "nodes": nodes,
+        "stride": stride,
+        "mask": stride - 1,
+        "line": LINE_BYTE,
+    }
     values |= {"warm": min(nodes, WARM_HOPS), "cache": "ca" if cached else "cg"}
     return fill_unit("ring", name, values, operation="load")
 
 
 def shared_ring_unit(name: str, cluster: int = 1) -> BenchUnit:
     """Follow a ring in the block's own shared memory, or in that of its neighbour in a cluster."""
-    values: Plain = {"nodes": SHARED_NODES, "factor": RING_FACTOR, "hop": RING_STEP}
+    values: Plain = {
+        "nodes": SHARED_NODES,
+        "factor": RING_FACTOR,
+        "hop": RING_STEP,
+    }
     values |= {"cluster": cluster, "sync": CLUSTER_SYNC}
     kind = "cluster_ring" if cluster > 1 else "shared_ring"
     return fill_unit(kind, name, values, operation="load", cluster=cluster)

@@ -7,7 +7,11 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import (
+    dataclass,
+    field,
+    replace,
+)
 from functools import cache, partial
 from string import Template
 from typing import Any
@@ -17,7 +21,12 @@ import numpy.typing as npt
 
 from wattcast.core import Refused, files
 from wattcast.core.errors import WattcastError
-from wattcast.lab.microbench.arithmetic_units import LINE_BYTE, RING_FACTOR, RING_STEP, WARM_HOPS
+from wattcast.lab.microbench.arithmetic_units import (
+    LINE_BYTE,
+    RING_FACTOR,
+    RING_STEP,
+    WARM_HOPS,
+)
 from wattcast.lab.microbench.microbench_results import MicroRow, micro_row_id
 from wattcast.lab.microbench.tensor_units import (
     PRECISIONS,
@@ -26,8 +35,18 @@ from wattcast.lab.microbench.tensor_units import (
     TILE_ROWS,
     WGMMA_STEPS,
 )
-from wattcast.lab.microbench.unit_source import CHECK_SEED, SINK_WORDS, STAMP_WORDS, Benchmark
-from wattcast.measure.cuda_device import CudaDevice, CudaError, CudaKernel, compile_cubin
+from wattcast.lab.microbench.unit_source import (
+    CHECK_SEED,
+    SINK_WORDS,
+    STAMP_WORDS,
+    Benchmark,
+)
+from wattcast.measure.cuda_device import (
+    CudaDevice,
+    CudaError,
+    CudaKernel,
+    compile_cubin,
+)
 from wattcast.measure.sampler import Sampler
 from wattcast.measure.steady_state import (
     CHUNKS_AHEAD,
@@ -40,7 +59,12 @@ from wattcast.measure.steady_state import (
 MAX_POWER_OF = "largest of the sensor's readings"
 # the memory sensor averages over a second, so a load lasts longer
 RULE = SettlingRule(
-    settle_s=0.35, least_ticks=8, longest_s=4.5, least_s=1.2, linger_s=0.25, look_s=0.04
+    settle_s=0.35,
+    least_ticks=8,
+    longest_s=4.5,
+    least_s=1.2,
+    linger_s=0.25,
+    look_s=0.04,
 )
 MEMORY_S = 1.1  # of load, below which the memory sensor's average holds what went before
 CHUNK_S = 0.02
@@ -66,7 +90,10 @@ class DeviceBench:
 
 
 def sustain_load(
-    bench: DeviceBench, row: MicroRow, enqueue: Callable[[], None], period_s: float = 0.0
+    bench: DeviceBench,
+    row: MicroRow,
+    enqueue: Callable[[], None],
+    period_s: float = 0.0,
 ) -> MicroRow:
     """Return the row with time, power, clock and memory power of the settled load.
 
@@ -236,7 +263,11 @@ class DeviceBuffers:
     size: int  # of a and of b
 
     @classmethod
-    def allocate(cls, device: CudaDevice, most: int = 4 << 30) -> DeviceBuffers:
+    def allocate(
+        cls,
+        device: CudaDevice,
+        most: int = 4 << 30,
+    ) -> DeviceBuffers:
         """Allocate, fill and verify buffers of at most ``most`` bytes and a quarter of the free
         memory each.
         """
@@ -260,7 +291,11 @@ class DeviceBuffers:
                 raise CudaError("a buffer does not hold what was written to it.")
         return buffers
 
-    def working_set_byte(self, working_set: str, blocks: int) -> int:
+    def working_set_byte(
+        self,
+        working_set: str,
+        blocks: int,
+    ) -> int:
         """Return the bytes that a benchmark may touch."""
         sizes = {
             "dram": self.size,
@@ -282,7 +317,12 @@ class ReadyKernel:
     b: int = 0  # what takes the place of the second buffer: a texture, a tensor map or a ring
     lent: tuple[int, ...] = ()  # memory of this kernel alone
 
-    def launch(self, iterations: int, seed: int | None = None, size: int | None = None) -> None:
+    def launch(
+        self,
+        iterations: int,
+        seed: int | None = None,
+        size: int | None = None,
+    ) -> None:
         """Put one launch on the stream."""
         buffers = self.buffers
         benchmark = self.benchmark
@@ -312,7 +352,11 @@ class ReadyKernel:
             self.buffers.device.free(address)
 
 
-def prepare_benchmark(benchmark: Benchmark, buffers: DeviceBuffers, cubin: bytes) -> ReadyKernel:
+def prepare_benchmark(
+    benchmark: Benchmark,
+    buffers: DeviceBuffers,
+    cubin: bytes,
+) -> ReadyKernel:
     """Load a benchmark; as many blocks as it wants on each multiprocessor, all at once, or one for
     every chunk.
 
@@ -360,7 +404,11 @@ def compile_buffer_kernels(architecture: str) -> bytes:
     text = Template(
         files("wattcast.lab.microbench").joinpath("buffers.cu").read_text(encoding="utf-8")
     )
-    source = text.substitute(factor=RING_FACTOR, step=RING_STEP, line=LINE_BYTE)
+    source = text.substitute(
+        factor=RING_FACTOR,
+        step=RING_STEP,
+        line=LINE_BYTE,
+    )
     return compile_cubin(source, architecture, "buffers.cu")
 
 
@@ -385,7 +433,11 @@ def calibrate_iterations(ready: ReadyKernel, wanted_s: float = LAUNCH_S) -> int:
     return max(round(iterations * wanted_s / took_s), 1)
 
 
-def make_blank_row(run: str, benchmark: Benchmark, repeat: int) -> MicroRow:
+def make_blank_row(
+    run: str,
+    benchmark: Benchmark,
+    repeat: int,
+) -> MicroRow:
     """Return a row that names what is to be measured."""
     b = benchmark
     what = micro_row_id(b.name, repeat, b.version), b.name, b.group, b.unit.operation, b.curve, b.at
@@ -393,7 +445,10 @@ def make_blank_row(run: str, benchmark: Benchmark, repeat: int) -> MicroRow:
 
 
 def measure_benchmark(
-    bench: DeviceBench, ready: ReadyKernel, row: MicroRow, iterations: int = 0
+    bench: DeviceBench,
+    ready: ReadyKernel,
+    row: MicroRow,
+    iterations: int = 0,
 ) -> MicroRow:
     """Check the kernel once, calibrate its launch where needed, sustain it until settled, read the
     stamps.
@@ -425,11 +480,19 @@ def measure_benchmark(
     capped = "sw_power_cap" in row.throttle
     clock_hz = cycles.per_sm / row.launch_s if capped and row.launch_s else cycles.clock_hz
     return replace(
-        row, cycles=cycles.per_sm, active_sms=cycles.active_sms, effective_clock_hz=clock_hz
+        row,
+        cycles=cycles.per_sm,
+        active_sms=cycles.active_sms,
+        effective_clock_hz=clock_hz,
     )
 
 
-def add_counts(row: MicroRow, benchmark: Benchmark, blocks: int, iterations: int) -> MicroRow:
+def add_counts(
+    row: MicroRow,
+    benchmark: Benchmark,
+    blocks: int,
+    iterations: int,
+) -> MicroRow:
     """Add the counts of one launch, as far as the source tells."""
     counts = {
         unit: benchmark.count(blocks, iterations, part)

@@ -25,7 +25,11 @@ from wattcast.core.errors import check_names
 from wattcast.core.measured_rows import Plain
 from wattcast.core.regular_files import read_shipped_table
 from wattcast.core.row_journals import read_lines
-from wattcast.lab.microbench import arithmetic_units, memory_units, tensor_units
+from wattcast.lab.microbench import (
+    arithmetic_units,
+    memory_units,
+    tensor_units,
+)
 from wattcast.lab.microbench.unit_source import Benchmark, BenchUnit
 
 TRANSFERS = (
@@ -102,7 +106,10 @@ def _put_value(line: Any, n: int | float | str) -> Any:
 
 
 def _make_unit(
-    make: str, counted: Plain | None = None, period: int = 0, **options: Any
+    make: str,
+    counted: Plain | None = None,
+    period: int = 0,
+    **options: Any,
 ) -> BenchUnit:
     """Make a unit by the function called ``make``.
 

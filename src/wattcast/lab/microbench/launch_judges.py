@@ -12,7 +12,11 @@ from collections.abc import Callable, Sequence
 
 from wattcast.lab.microbench.code_changes import CodeChange
 from wattcast.lab.microbench.microbench_results import MicroRow, keep_first_rounds
-from wattcast.lab.microbench.unit_work import NO_STALLS, KernelProfile, UnitWork
+from wattcast.lab.microbench.unit_work import (
+    NO_STALLS,
+    KernelProfile,
+    UnitWork,
+)
 
 LAUNCH_METRICS = (
     "launch__occupancy_limit_blocks",

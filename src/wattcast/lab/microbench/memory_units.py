@@ -35,12 +35,20 @@ READ_ONCE = "ld.global.nc.L1::no_allocate"
 SPINS = 1 << 12  # naps of a paced unit before it goes on anyway
 
 
-def name_words(p: str, step: int, words: int) -> list[str]:
+def name_words(
+    p: str,
+    step: int,
+    words: int,
+) -> list[str]:
     """Name the registers that a step loads."""
     return [f"{p}{step}_{w}" for w in range(words)]
 
 
-def declare_words(p: str, steps: int, words: int) -> str:
+def declare_words(
+    p: str,
+    steps: int,
+    words: int,
+) -> str:
     """Declare the registers of all steps."""
     return " ".join(f"unsigned {word};" for i in range(steps) for word in name_words(p, i, words))
 
@@ -89,7 +97,13 @@ def load_unit(
 
 
 def write_unit(
-    name: str, declare: str, store: str, row: int, width: int, advance: str, letter: str = "l"
+    name: str,
+    declare: str,
+    store: str,
+    row: int,
+    width: int,
+    advance: str,
+    letter: str = "l",
 ) -> BenchUnit:
     """Store ``width`` bytes a thread, random and different in every iteration, as ``load_unit``
     loads them.
@@ -140,17 +154,32 @@ def stream_unit(
         row = threads // lanes * 128
         place = f"(threadIdx.x / {lanes}u) * 128u + (threadIdx.x % {lanes}u) * {width}u"
     chunk = steps * row
-    walk = write_piece("walk.declare", name, buffer="a", chunk=chunk, place=place)
+    walk = write_piece(
+        "walk.declare",
+        name,
+        buffer="a",
+        chunk=chunk,
+        place=place,
+    )
     go_on = write_piece("walk.advance", name, chunk=chunk)
     return load_unit(name, walk, read, row, steps, width, go_on, chunk=chunk)
 
 
-def store_unit(name: str, steps: int, width: int = 16, threads: int = 512) -> BenchUnit:
+def store_unit(
+    name: str,
+    steps: int,
+    width: int = 16,
+    threads: int = 512,
+) -> BenchUnit:
     """Store ``width`` bytes a thread along a walk."""
     row = threads * width
     chunk = steps * threads * width
     walk = write_piece(
-        "walk.declare", name, buffer="b", chunk=chunk, place=f"threadIdx.x * {width}u"
+        "walk.declare",
+        name,
+        buffer="b",
+        chunk=chunk,
+        place=f"threadIdx.x * {width}u",
     )
     return write_unit(
         name, walk, "st.global", row, width, write_piece("walk.advance", name, chunk=chunk)
@@ -169,7 +198,11 @@ def pace_unit(unit: BenchUnit, period_cycles: int) -> BenchUnit:
     return replace(unit, declare=f"{unit.declare} {first}", before=before)
 
 
-def cached_unit(name: str, steps: int, threads: int = 512) -> BenchUnit:
+def cached_unit(
+    name: str,
+    steps: int,
+    threads: int = 512,
+) -> BenchUnit:
     """Load 16 bytes of a region that stays in L1: each block has its own, two halves in turn."""
     half = steps * threads * 16
     declare = write_piece("cached.declare", name, half=half, both=2 * half)
@@ -205,7 +238,12 @@ def words_of_conflict(conflicts: int) -> list[int]:
 
 
 def shared_unit(
-    name: str, steps: int, width: int = 4, conflicts: int = 0, write: bool = False, cluster: int = 1
+    name: str,
+    steps: int,
+    width: int = 4,
+    conflicts: int = 0,
+    write: bool = False,
+    cluster: int = 1,
 ) -> BenchUnit:
     """Load or store shared memory, 4 bytes wide with chosen bank conflicts or 16 bytes wide
     without.
@@ -218,7 +256,12 @@ def shared_unit(
     table = ", ".join(map(str, words_of_conflict(conflicts)))
     half = steps * row
     declare = write_piece(
-        "shared.declare", p, table=table, place=place, half=half, all=2 * half // 4
+        "shared.declare",
+        p,
+        table=table,
+        place=place,
+        half=half,
+        all=2 * half // 4,
     )
     go_on = write_piece("shared.advance", p)
     if write:
@@ -228,11 +271,18 @@ def shared_unit(
     if cluster == 1:
         return unit
     remote_piece = write_piece(
-        "shared_cluster.declare", p, others=cluster - 1, cluster=cluster, sync=CLUSTER_SYNC
+        "shared_cluster.declare",
+        p,
+        others=cluster - 1,
+        cluster=cluster,
+        sync=CLUSTER_SYNC,
     )
     # no block may go while another reads its memory
     return replace(
-        unit, declare=f"{unit.declare} {remote_piece}", finish=CLUSTER_SYNC, cluster=cluster
+        unit,
+        declare=f"{unit.declare} {remote_piece}",
+        finish=CLUSTER_SYNC,
+        cluster=cluster,
     )
 
 
@@ -251,7 +301,11 @@ def constant_unit(name: str, steps: int) -> BenchUnit:
     )
 
 
-def texture_unit(name: str, steps: int, threads: int = 512) -> BenchUnit:
+def texture_unit(
+    name: str,
+    steps: int,
+    threads: int = 512,
+) -> BenchUnit:
     """Fetch four words of a texture; ``b`` is the handle of a texture over the first bytes of
     ``a``.
     """
@@ -280,20 +334,40 @@ def copy_unit(
     """Load from one buffer and store to the same place of the other."""
     p, (kind, words), row = name, KINDS[width], threads * width
     walk = write_piece(
-        "walk.declare", p, buffer="a", chunk=steps * row, place=f"threadIdx.x * {width}u"
+        "walk.declare",
+        p,
+        buffer="a",
+        chunk=steps * row,
+        place=f"threadIdx.x * {width}u",
     )
-    values: Plain = {"walk": walk, "count": words, "kind": kind}
-    values |= {"words": declare_words(p, steps, words), "read": read, "write": write}
+    values: Plain = {
+        "walk": walk,
+        "count": words,
+        "kind": kind,
+    }
+    values |= {
+        "words": declare_words(p, steps, words),
+        "read": read,
+        "write": write,
+    }
     values |= {"loaded": vector(words), "stored": vector(words, 1)}
 
     def step(i: int) -> str:
         names = name_words(p, i % steps, words)
-        values_of_step = {"at": i % steps * row, "outs": out_of(*names), "ins": into("r", *names)}
+        values_of_step = {
+            "at": i % steps * row,
+            "outs": out_of(*names),
+            "ins": into("r", *names),
+        }
         return write_piece(
             "copy.load" if i < steps else "copy.store", p, **values, **values_of_step
         )
 
-    facts: Plain = {"operation": "load or store", "byte": float(width), "chunk": steps * row}
+    facts: Plain = {
+        "operation": "load or store",
+        "byte": float(width),
+        "chunk": steps * row,
+    }
     return fill_unit(
         "copy",
         p,
@@ -304,7 +378,11 @@ def copy_unit(
     )
 
 
-def block_copy_unit(name: str, steps: int, threads: int) -> BenchUnit:
+def block_copy_unit(
+    name: str,
+    steps: int,
+    threads: int,
+) -> BenchUnit:
     """Copy the chunk that has the block's number: little code before the loads are on their way.
 
     Plain loads: the address never changes, so a load that promises constant data would be taken out
@@ -315,7 +393,11 @@ def block_copy_unit(name: str, steps: int, threads: int) -> BenchUnit:
     return replace(plain, declare=declare, advance="")
 
 
-def claimed_copy_unit(name: str, steps: int, threads: int = 512) -> BenchUnit:
+def claimed_copy_unit(
+    name: str,
+    steps: int,
+    threads: int = 512,
+) -> BenchUnit:
     """Copy the next chunk that no block has taken: all blocks stay close together in the buffer.
 
     The chunk after this one is claimed while this one is on its way. The counter is the sink's last
@@ -323,10 +405,19 @@ def claimed_copy_unit(name: str, steps: int, threads: int = 512) -> BenchUnit:
     plain = copy_unit(name, steps, threads=threads)
     claimed = fill_unit("claimed_copy", name, {"counter": SINK_WORDS - 1, "chunk": plain.chunk})
     declare = f"{plain.declare} {claimed.declare}"
-    return replace(plain, declare=declare, before=claimed.before, advance=claimed.advance)
+    return replace(
+        plain,
+        declare=declare,
+        before=claimed.before,
+        advance=claimed.advance,
+    )
 
 
-def async_copy_unit(name: str, steps: int, threads: int = 512) -> BenchUnit:
+def async_copy_unit(
+    name: str,
+    steps: int,
+    threads: int = 512,
+) -> BenchUnit:
     """Copy 16 bytes asynchronously from global to shared memory (cp.async), into two halves in
     turn.
 
@@ -335,7 +426,13 @@ def async_copy_unit(name: str, steps: int, threads: int = 512) -> BenchUnit:
     to deliver 6.5 TB/s."""
     row = threads * 16
     chunk = steps * threads * 16
-    walk = write_piece("walk.declare", name, buffer="a", chunk=chunk, place="threadIdx.x * 16u")
+    walk = write_piece(
+        "walk.declare",
+        name,
+        buffer="a",
+        chunk=chunk,
+        place="threadIdx.x * 16u",
+    )
     advance = write_piece("walk.advance", name, chunk=chunk)
     values: Plain = {
         "walk": walk,
@@ -344,5 +441,9 @@ def async_copy_unit(name: str, steps: int, threads: int = 512) -> BenchUnit:
         "both": 2 * steps,
         "row": row,
     }
-    facts: Plain = {"operation": "copy", "byte": 16.0, "chunk": chunk}
+    facts: Plain = {
+        "operation": "copy",
+        "byte": 16.0,
+        "chunk": chunk,
+    }
     return fill_unit("async_copy", name, values, lambda i: {"at": i * row}, **facts)

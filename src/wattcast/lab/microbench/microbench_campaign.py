@@ -18,22 +18,47 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, wait
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import (
+    Callable,
+    Iterable,
+    Sequence,
+)
+from concurrent.futures import (
+    Future,
+    ProcessPoolExecutor,
+    wait,
+)
+from dataclasses import (
+    asdict,
+    dataclass,
+    field,
+    replace,
+)
 from functools import cache
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 
-from wattcast.core.errors import MissingTool, Refused, WattcastError
+from wattcast.core.errors import (
+    MissingTool,
+    Refused,
+    WattcastError,
+)
 from wattcast.core.measured_rows import Plain
 from wattcast.core.row_journals import Journal, read_lines
-from wattcast.core.whole_files import hold_folder, private_cache, write_whole
+from wattcast.core.whole_files import (
+    hold_folder,
+    private_cache,
+    write_whole,
+)
 from wattcast.lab.microbench.benchmark_kernels import DeviceBench
 from wattcast.lab.microbench.benchmark_suite import list_benchmarks
 from wattcast.lab.microbench.microbench_results import MicroRow
 from wattcast.lab.microbench.unit_source import Benchmark
-from wattcast.measure.cuda_device import DeviceFault, compile_cubin, import_bindings
+from wattcast.measure.cuda_device import (
+    DeviceFault,
+    compile_cubin,
+    import_bindings,
+)
 from wattcast.measure.sampler import make_child_environment
 from wattcast.measure.steady_state import format_now, say
 
@@ -122,15 +147,30 @@ def describe_row(row: MicroRow) -> str:
     return ", ".join([row.id, *shown]) + (f" [{', '.join(row.flags)}]" if row.flags else "")
 
 
-def write_heartbeat(out: Path, task: str, kind: str) -> None:
+def write_heartbeat(
+    out: Path,
+    task: str,
+    kind: str,
+) -> None:
     """Write which row is being measured, for the parent to see."""
     write_whole(
-        out / ".progress", json.dumps({"id": task, "kind": kind, "at": time.time()}).encode()
+        out / ".progress",
+        json.dumps(
+            {
+                "id": task,
+                "kind": kind,
+                "at": time.time(),
+            }
+        ).encode(),
     )
 
 
 def supervise_child(
-    out: Path, kind: str, command: list[str], budget_s: float, stall_s: float = STALL_S
+    out: Path,
+    kind: str,
+    command: list[str],
+    budget_s: float,
+    stall_s: float = STALL_S,
 ) -> Counter[str]:
     """Run the child again and again until its work is done or time is up; return counts of rows on
     file.
@@ -176,7 +216,12 @@ def supervise_child(
         return +counts  # without zeros
 
 
-def _await_child(command: list[str], progress: Path, stall_s: float, left_s: float) -> int | None:
+def _await_child(
+    command: list[str],
+    progress: Path,
+    stall_s: float,
+    left_s: float,
+) -> int | None:
     """Return the exit code of the child, or None when it hung and was ended."""
     process = subprocess.Popen(command, env=make_child_environment())
     heard_s = time.monotonic()
@@ -239,7 +284,11 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def compile_benchmark(name: str, architecture: str, folder: Path) -> None:
+def compile_benchmark(
+    name: str,
+    architecture: str,
+    folder: Path,
+) -> None:
     """Compile one benchmark into the folder unless it is there; the campaign reports what does not
     compile.
     """
@@ -261,7 +310,11 @@ class CompiledKernels:
     _pool: ProcessPoolExecutor | None = None
     _begun: dict[str, Future[None]] = field(default_factory=dict)  # by name of the benchmark
 
-    def start(self, benchmarks: Iterable[Benchmark], workers: int) -> None:
+    def start(
+        self,
+        benchmarks: Iterable[Benchmark],
+        workers: int,
+    ) -> None:
         """Set workers to work on the benchmarks that the device can run, in their order."""
         self._pool = ProcessPoolExecutor(workers, get_context("spawn"), end_with_parent)
         for b in benchmarks:

@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +40,12 @@ from wattcast.lab.microbench.microbench_results import (
     results_folder,
 )
 from wattcast.lab.microbench.tuning import rank_advice
-from wattcast.lab.microbench.unit_work import TIME, KernelProfile, find_idle_power_w, make_profile
+from wattcast.lab.microbench.unit_work import (
+    TIME,
+    KernelProfile,
+    find_idle_power_w,
+    make_profile,
+)
 
 NEAR_CAP = 0.97  # share of the power limit from which on the limit, not the card, sets the power
 MARK = re.compile(r"<!-- table: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
@@ -60,7 +69,11 @@ KNOWN = {  # a kernel with one bottleneck: the one that does the same without it
         "conflicts_7": "conflicts_0",
         "coalescence_1": "coalescence_32",
     },
-    **{"divergence_32": "divergence_1", "divergence_4": "divergence_1", "fp64_fma": "fp32_fma"},
+    **{
+        "divergence_32": "divergence_1",
+        "divergence_4": "divergence_1",
+        "fp64_fma": "fp32_fma",
+    },
     "occupancy_1": "occupancy_64",
 }
 
@@ -78,7 +91,9 @@ class CardRowPair:
 
 
 def make_counted_profile(
-    name: str, counters: Mapping[str, float], results: Sequence[MicroRow]
+    name: str,
+    counters: Mapping[str, float],
+    results: Sequence[MicroRow],
 ) -> KernelProfile:
     """Make a profile from a row of ``microbench_counters.jsonl``, in ncu's units (nanoseconds,
     percent).
@@ -100,7 +115,9 @@ def read_other_card(gpu: Gpu) -> tuple[MicroRow, ...]:
 
 
 def pair_cards(
-    results: Sequence[MicroRow], second_results: Sequence[MicroRow], gpu: Gpu
+    results: Sequence[MicroRow],
+    second_results: Sequence[MicroRow],
+    gpu: Gpu,
 ) -> list[CardRowPair]:
     """First rounds of every benchmark that both cards measured with the same version of its
     kernel.
@@ -138,7 +155,11 @@ def _work_kind(result: MicroRow) -> str:
     return "DRAM" if moves else result.group
 
 
-def renew_tables(page: str, results: Sequence[MicroRow], gpu: Gpu) -> str:
+def renew_tables(
+    page: str,
+    results: Sequence[MicroRow],
+    gpu: Gpu,
+) -> str:
     """Return the page with its tables written anew; raise ``BadInput`` for a mark that names no
     table.
     """

@@ -78,7 +78,11 @@ def mark_name(r: MicroRow) -> str:
     return r.name + ("" if fault is None else " †" if fault.kind == "wrong" else " ‡")
 
 
-def _format_number(value: float | None, scale: float = 1.0, digits: int = 4) -> str:
+def _format_number(
+    value: float | None,
+    scale: float = 1.0,
+    digits: int = 4,
+) -> str:
     return "-" if value is None else f"{value * scale:.{digits}g}"
 
 
@@ -215,7 +219,11 @@ def compare_results(
     return rows
 
 
-def draw_comparison(rows: Sequence[dict[str, Any]], first: str, second: str) -> Figure:
+def draw_comparison(
+    rows: Sequence[dict[str, Any]],
+    first: str,
+    second: str,
+) -> Figure:
     """Draw time and energy above idle of every benchmark on the second device over the first."""
     figure, axes = new_axes(8.0, 1.2 + 0.2 * len(rows))
     for key, label, colour in (
@@ -246,7 +254,11 @@ def draw_comparison(rows: Sequence[dict[str, Any]], first: str, second: str) -> 
     return add_caption(figure, f"`wattcast lab microbench --show {first} --against {second}`")
 
 
-def make_comparison_table(rows: Sequence[dict[str, Any]], first: str, second: str) -> Table:
+def make_comparison_table(
+    rows: Sequence[dict[str, Any]],
+    first: str,
+    second: str,
+) -> Table:
     """Return the table of ``compare_results``: second over first."""
     heads = [f"{name} {what}" for name in (first, second) for what in ("/cycle/SM", "nJ")]
     built = new_table("benchmark", *heads, "time", "energy", title=f"{second} over {first}")
@@ -339,7 +351,12 @@ def tuning_to_plain(tuning: TuningReport) -> dict[str, object]:
     """Return the advice as JSON-ready values."""
     return {
         "kernels": [
-            {"name": p.name, "time_s": p.time_s, "busiest": p.busiest, "energy_j": p.energy_j}
+            {
+                "name": p.name,
+                "time_s": p.time_s,
+                "busiest": p.busiest,
+                "energy_j": p.energy_j,
+            }
             for p in tuning.profiles
         ],
         "advice": tuning.advice,
@@ -358,7 +375,12 @@ CURVES = {
 BY_BYTE = ("access",)  # an operation moves as many bytes as the axis says
 
 
-def draw_curve(results: Sequence[MicroRow], name: str, gpu: Gpu, source: str) -> Figure:
+def draw_curve(
+    results: Sequence[MicroRow],
+    name: str,
+    gpu: Gpu,
+    source: str,
+) -> Figure:
     """Draw time and energy of an operation, and mean and maximum power, along a curve (figures 6 to
     8).
     """
@@ -420,7 +442,11 @@ def draw_curve(results: Sequence[MicroRow], name: str, gpu: Gpu, source: str) ->
     )
 
 
-def draw_latencies(results: Sequence[MicroRow], gpu: Gpu, source: str) -> Figure:
+def draw_latencies(
+    results: Sequence[MicroRow],
+    gpu: Gpu,
+    source: str,
+) -> Figure:
     """Draw cycles of a load over the memory that a ring of addresses takes: caches, and address
     translation.
     """
@@ -460,7 +486,11 @@ def draw_latencies(results: Sequence[MicroRow], gpu: Gpu, source: str) -> Figure
     return add_caption(figure, source)
 
 
-def draw_throughput(results: Sequence[MicroRow], gpu: Gpu, source: str) -> Figure:
+def draw_throughput(
+    results: Sequence[MicroRow],
+    gpu: Gpu,
+    source: str,
+) -> Figure:
     """Draw operations per cycle and SM against the specification, where one is stated."""
     measured = [r for r in keep_first_rounds(results).values() if r.operations_per_cycle_sm]
     specified = [
@@ -479,7 +509,11 @@ def draw_throughput(results: Sequence[MicroRow], gpu: Gpu, source: str) -> Figur
     return add_caption(figure, source)
 
 
-def draw_energy(results: Sequence[MicroRow], gpu: Gpu, source: str) -> Figure:
+def draw_energy(
+    results: Sequence[MicroRow],
+    gpu: Gpu,
+    source: str,
+) -> Figure:
     """Draw the energy of an arithmetic operation and of a byte, with idle power and above it."""
     rows = [r for r in keep_first_rounds(results).values() if not r.curve and r.operation_j]
     rows = [r for r in rows if not mark_name(r).endswith("†")]
@@ -512,7 +546,10 @@ def draw_energy(results: Sequence[MicroRow], gpu: Gpu, source: str) -> Figure:
 
 
 def _plot_energies(
-    axes: Axes, rows: Sequence[MicroRow], amounts: Sequence[float], labels: Sequence[str]
+    axes: Axes,
+    rows: Sequence[MicroRow],
+    amounts: Sequence[float],
+    labels: Sequence[str],
 ) -> None:
     """Plot two dots a row: its joules over ``each``, with idle power and above it."""
     total = [1e12 * (r.operation_j or 0.0) / n for r, n in zip(rows, amounts, strict=True)]
@@ -529,7 +566,11 @@ def _plot_energies(
     axes.grid(axis="y", linewidth=0.3)
 
 
-def draw_devices(results: Sequence[MicroRow], gpu: Gpu, source: str) -> Figure:
+def draw_devices(
+    results: Sequence[MicroRow],
+    gpu: Gpu,
+    source: str,
+) -> Figure:
     """Draw the energy of an arithmetic operation on the paper's devices and on this one."""
     names = list(
         dict.fromkeys(
@@ -564,7 +605,9 @@ def draw_devices(results: Sequence[MicroRow], gpu: Gpu, source: str) -> Figure:
 
 
 def make_microbench_figures(
-    results: Sequence[MicroRow], gpu: Gpu, source: str
+    results: Sequence[MicroRow],
+    gpu: Gpu,
+    source: str,
 ) -> dict[str, FigureMaker]:
     """Return every figure that the results have points for, by file name."""
     figures: dict[str, FigureMaker] = {

@@ -7,14 +7,23 @@ with a context open and no work (docs/method/microbenchmarks.md)."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import (
+    dataclass,
+    field,
+    replace,
+)
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from wattcast.core import BadInput, Dtype, bad_value, files
+from wattcast.core import (
+    BadInput,
+    Dtype,
+    bad_value,
+    files,
+)
 from wattcast.core.arrays import Array
 from wattcast.core.errors import MissingSpecification
 from wattcast.core.regular_files import read_shipped_table
@@ -130,7 +139,11 @@ class MicroRow:
         return self.byte / self.launch_s if self.byte and self.launch_s else None
 
 
-def micro_row_id(name: str, repeat: int, version: int = 1) -> str:
+def micro_row_id(
+    name: str,
+    repeat: int,
+    version: int = 1,
+) -> str:
     """Return an id that is the same in every run until the kernel changes."""
     return name + (f"-v{version}" if version > 1 else "") + (f"-r{repeat}" if repeat else "")
 
@@ -289,10 +302,18 @@ class ExpectedTruth:
 # How many times as long an operation takes at the end of a curve as at its beginning, at least; a
 # part of what the passes through memory and the paths of a branch alone would make of it. Below 1:
 # the time falls.
-CURVE_RISES = {"conflicts": 2.0, "divergence": 1.5, "coalescence": 1.0 / 1.5}
+CURVE_RISES = {
+    "conflicts": 2.0,
+    "divergence": 1.5,
+    "coalescence": 1.0 / 1.5,
+}
 
 
-def _check_curve(name: str, operation_s: Array, least: float) -> ExpectedTruth:
+def _check_curve(
+    name: str,
+    operation_s: Array,
+    least: float,
+) -> ExpectedTruth:
     """Check that the time of an operation rises, or falls, at every point of a curve, and enough in
     all.
 

@@ -16,7 +16,11 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from wattcast.core.errors import BadInput, WattcastError, bad_value
+from wattcast.core.errors import (
+    BadInput,
+    WattcastError,
+    bad_value,
+)
 from wattcast.core.option_declaration import Option
 from wattcast.core.row_journals import Journal, read_lines
 from wattcast.core.units import parse
@@ -28,7 +32,11 @@ from wattcast.lab.microbench import (
     multimedia_clip,
     unit_work,
 )
-from wattcast.lab.microbench.benchmark_kernels import DeviceBench, DeviceBuffers, sustain_load
+from wattcast.lab.microbench.benchmark_kernels import (
+    DeviceBench,
+    DeviceBuffers,
+    sustain_load,
+)
 from wattcast.lab.microbench.benchmark_suite import find_benchmarks, list_transfers
 from wattcast.lab.microbench.microbench_campaign import (
     CompiledKernels,
@@ -150,7 +158,11 @@ def multimedia(
     return _supervise(folder, "multimedia", options, budget_s)
 
 
-def _open_folder(out: Path | None, repeats: int, before: Path | None) -> Path:
+def _open_folder(
+    out: Path | None,
+    repeats: int,
+    before: Path | None,
+) -> Path:
     """Make the folder for rows, with files of ``before`` that it does not have."""
     if out is None:
         raise BadInput("--out: expected a folder for the rows, got none.")
@@ -165,7 +177,12 @@ def _open_folder(out: Path | None, repeats: int, before: Path | None) -> Path:
     return out
 
 
-def _supervise(out: Path, verb: str, options: list[str], budget_s: float) -> VerbResult:
+def _supervise(
+    out: Path,
+    verb: str,
+    options: list[str],
+    budget_s: float,
+) -> VerbResult:
     """Measure in a child; failures go to stderr by name, and are no failure of the whole unless
     nothing is left.
     """
@@ -188,7 +205,9 @@ def _supervise(out: Path, verb: str, options: list[str], budget_s: float) -> Ver
 
 
 def run_child(
-    campaign: MicroCampaign, names: Sequence[str] = (), frames: int = multimedia_clip.FRAMES
+    campaign: MicroCampaign,
+    names: Sequence[str] = (),
+    frames: int = multimedia_clip.FRAMES,
 ) -> int:
     """Measure the suite or the workloads; return 0 when done, ``BROKEN`` when the device context
     was lost.
@@ -208,7 +227,13 @@ def run_child(
         sms = device.sm_count
         l2_byte = device.l2_byte
         cuda = microbench_campaign.nvrtc_version()
-        info = make_run_info(run, sampler.identity, sm_count=sms, l2_byte=l2_byte, cuda=cuda)
+        info = make_run_info(
+            run,
+            sampler.identity,
+            sm_count=sms,
+            l2_byte=l2_byte,
+            cuda=cuda,
+        )
         Journal(out / "runs.jsonl", key="run").append(info)
         try:
             if kind == "microbench":
@@ -260,7 +285,11 @@ def measure_idle_w(bench: DeviceBench) -> float | None:
         return None
 
 
-def _measure_suite(campaign: MicroCampaign, bench: DeviceBench, names: list[str]) -> None:
+def _measure_suite(
+    campaign: MicroCampaign,
+    bench: DeviceBench,
+    names: list[str],
+) -> None:
     device = bench.device
     benchmarks = find_benchmarks(names)
     compiled = CompiledKernels(device.architecture)
@@ -347,7 +376,11 @@ def make_benchmark_task(
 
 
 def make_transfer_task(
-    bench: DeviceBench, buffers: DeviceBuffers, name: str, repeat: int, seen: dict[str, MicroRow]
+    bench: DeviceBench,
+    buffers: DeviceBuffers,
+    name: str,
+    repeat: int,
+    seen: dict[str, MicroRow],
 ) -> MicroTask:
     """Measure a copy by the driver: a whole buffer, to or from page-locked memory of the host, or
     to a second GPU.
@@ -402,12 +435,21 @@ def make_transfer_task(
         return seen[name]
 
     blank = replace(
-        blank, run=bench.run, repeat=repeat, version=version, byte=byte, operations=byte
+        blank,
+        run=bench.run,
+        repeat=repeat,
+        version=version,
+        byte=byte,
+        operations=byte,
     )
     return MicroTask(blank, measure)
 
 
-def _measure_workloads(campaign: MicroCampaign, bench: DeviceBench, frames: int) -> None:
+def _measure_workloads(
+    campaign: MicroCampaign,
+    bench: DeviceBench,
+    frames: int,
+) -> None:
     clip = multimedia_clip.MediaClip.make(bench.device, frames)
     for name in (
         multimedia_clip.NAMES
@@ -427,7 +469,9 @@ def _measure_workloads(campaign: MicroCampaign, bench: DeviceBench, frames: int)
 
 
 def list_multimedia_tasks(
-    bench: DeviceBench, clip: multimedia_clip.MediaClip, repeat: int
+    bench: DeviceBench,
+    clip: multimedia_clip.MediaClip,
+    repeat: int,
 ) -> list[MicroTask]:
     """List all rows of one round."""
     device = clip.device
@@ -449,7 +493,11 @@ def list_multimedia_tasks(
         device.call("cuMemcpyDtoHAsync", host[0] + size, clip.result, back, device.stream)
 
     def task(
-        name: str, enqueue: Callable[[], None], kernel: str, frames: int = 0, paced: bool = False
+        name: str,
+        enqueue: Callable[[], None],
+        kernel: str,
+        frames: int = 0,
+        paced: bool = False,
     ) -> MicroTask:
         def measure(row: MicroRow) -> MicroRow:
             row = replace(row, checked=clip.check(kernel) if kernel else "")

@@ -15,7 +15,11 @@ import numpy.typing as npt
 
 from wattcast.core import files
 from wattcast.core.errors import WattcastError
-from wattcast.measure.cuda_device import CudaDevice, CudaKernel, compile_cubin
+from wattcast.measure.cuda_device import (
+    CudaDevice,
+    CudaKernel,
+    compile_cubin,
+)
 
 Frame = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
@@ -84,7 +88,11 @@ def make_turns(frames: int = FRAMES) -> npt.NDArray[np.int32]:
     )
 
 
-def rotate_frame(source: Frame, cosine: int, sine: int) -> Frame:
+def rotate_frame(
+    source: Frame,
+    cosine: int,
+    sine: int,
+) -> Frame:
     """Eq. 4: each pixel from where the rotation by -θ about the middle puts it, nearest below."""
     out = np.empty_like(source)
     for begin, width, height, black in PLANES:
@@ -123,7 +131,11 @@ def debarrel_frame(source: Frame, where: npt.NDArray[np.int32]) -> Frame:
     return np.where(where >= 0, source[np.maximum(where, 0)], black).astype(np.uint8)
 
 
-def search_motion(now: Frame, before: Frame, blocks: Ints | None = None) -> npt.NDArray[np.int16]:
+def search_motion(
+    now: Frame,
+    before: Frame,
+    blocks: Ints | None = None,
+) -> npt.NDArray[np.int16]:
     """Diamond search: (block, 3) of dx, dy and the sum of absolute differences; ties keep the first
     found.
     """
@@ -216,7 +228,11 @@ class MediaClip:
     verdicts: dict[str, str] = field(default_factory=dict)  # of the checks done so far
 
     @classmethod
-    def make(cls, device: CudaDevice, frames: int = FRAMES) -> MediaClip:
+    def make(
+        cls,
+        device: CudaDevice,
+        frames: int = FRAMES,
+    ) -> MediaClip:
         """Compile, allocate and draw the clip; its first and last frame must be NumPy's."""
         cubin = compile_cubin(read_kernel_source(), device.architecture, "multimedia.cu")
         buffer = device.allocate(frames * FRAME_BYTE)
@@ -239,27 +255,47 @@ class MediaClip:
                 raise ClipCheckFailed(f"frame {number} of the clip is not what NumPy draws.")
         return clip
 
-    def frame(self, address: int, number: int) -> npt.NDArray[np.uint8]:
+    def frame(
+        self,
+        address: int,
+        number: int,
+    ) -> npt.NDArray[np.uint8]:
         """Download one frame."""
         values = self.device.download(address + number * FRAME_BYTE, FRAME_BYTE, np.uint8)
         return values.astype(np.uint8, copy=False)
 
-    def items(self, name: str, frames: int = 0) -> int:
+    def items(
+        self,
+        name: str,
+        frames: int = 0,
+    ) -> int:
         """Return the threads that a workload needs for so many frames, or for all."""
         count = frames or self.frames
         if name == "motion":
             return (count - 1) * BLOCKS_X * BLOCKS_Y
         return count * (LUMA if name.startswith("dct") else FRAME_BYTE)
 
-    def enqueue(self, name: str, frames: int = 0) -> None:
+    def enqueue(
+        self,
+        name: str,
+        frames: int = 0,
+    ) -> None:
         """Put one launch over the first ``frames`` frames, or over all, on the stream."""
-        table = {"rotate": "turns", "debarrel": "map", "motion": "turns"}.get(name) or name.split(
-            "_"
-        )[1]
+        table = {
+            "rotate": "turns",
+            "debarrel": "map",
+            "motion": "turns",
+        }.get(name) or name.split("_")[1]
         addresses = (self.frames_at, self.tables[table], self.result)
         self._launch(name, self.items(name, frames), *addresses, frames=frames)
 
-    def _launch(self, name: str, items: int, *addresses: int, frames: int = 0) -> None:
+    def _launch(
+        self,
+        name: str,
+        items: int,
+        *addresses: int,
+        frames: int = 0,
+    ) -> None:
         if name not in self.kernels:
             self.kernels[name] = self.device.load(self.cubin, f"media_{name}")
         blocks = -(-items // THREADS)
@@ -280,7 +316,11 @@ class MediaClip:
             )
         return "passed"
 
-    def _compare_frame(self, name: str, number: int) -> str:
+    def _compare_frame(
+        self,
+        name: str,
+        number: int,
+    ) -> str:
         """Return what differs from NumPy in one frame, or nothing."""
         source = draw_frame(number)
         if name == "motion":

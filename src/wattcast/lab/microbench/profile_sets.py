@@ -56,7 +56,9 @@ class PipeRates:
 
 
 def complete_metrics(
-    exported: Metrics, launches: Sequence[LaunchKey], pipes: PipeRates | None
+    exported: Metrics,
+    launches: Sequence[LaunchKey],
+    pipes: PipeRates | None,
 ) -> Metrics:
     """Return the metrics of an export with those that follow from them."""
     metrics = dict(exported)
@@ -69,7 +71,11 @@ def complete_metrics(
     return metrics
 
 
-def _add(metrics: Metrics, name: str, value: Array | None) -> None:
+def _add(
+    metrics: Metrics,
+    name: str,
+    value: Array | None,
+) -> None:
     """Set a metric that was not collected."""
     if value is not None and name not in metrics:
         metrics[name] = value
@@ -82,7 +88,11 @@ def _sum_known(metrics: Metrics, *names: str) -> Array | None:
     return np.asarray(np.sum([metrics[name] for name in names], axis=0))
 
 
-def _scaled(metrics: Metrics, name: str, factor: Array | float) -> Array | None:
+def _scaled(
+    metrics: Metrics,
+    name: str,
+    factor: Array | float,
+) -> Array | None:
     return None if name not in metrics else metrics[name] * factor
 
 

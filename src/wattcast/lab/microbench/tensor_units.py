@@ -160,11 +160,21 @@ def wgmma_unit(
     # a thread holds one of 128 parts of the product, so a step counts 1/128 of it
     per_thread = int(2.0 * 64 * columns * form.k * (1 + sparse) / 128.0)
     return fill_unit(
-        "wgmma", name, values, fold=fold, operation="flop", per_step=per_thread, flop=1.0
+        "wgmma",
+        name,
+        values,
+        fold=fold,
+        operation="flop",
+        per_step=per_thread,
+        flop=1.0,
     )
 
 
-def mma_unit(name: str, precision: str, chains: int = 0) -> BenchUnit:
+def mma_unit(
+    name: str,
+    precision: str,
+    chains: int = 0,
+) -> BenchUnit:
     """Run ``mma.sync`` with operands in registers; eight accumulators in turn, four of the larger
     fp64 form.
     """
@@ -193,7 +203,11 @@ def mma_unit(name: str, precision: str, chains: int = 0) -> BenchUnit:
     }[form.letter]
     results = [f"{p}{i}_{n}" for i in range(chains) for n in range(form.c)]
     last = form.c + form.a + form.b
-    places = {"d": (0, form.c), "a": (form.c, form.c + form.a), "b": (form.c + form.a, last)}
+    places = {
+        "d": (0, form.c),
+        "a": (form.c, form.c + form.a),
+        "b": (form.c + form.a, last),
+    }
     values: Plain = {
         part: ", ".join(f"%{n}" for n in range(*ends)) for part, ends in places.items()
     }
@@ -254,11 +268,20 @@ def divergence_unit(name: str, ways: int) -> BenchUnit:
     fold = " ^ ".join(f"__float_as_uint({p}{i})" for i in range(4))
     values: Plain = {"ways": ways, "registers": registers}
     return fill_unit(
-        "divergence", p, values, before="\n    ".join(paths), fold=fold, per_step=PATH_STEPS
+        "divergence",
+        p,
+        values,
+        before="\n    ".join(paths),
+        fold=fold,
+        per_step=PATH_STEPS,
     )
 
 
-def bulk_unit(name: str, tile: bool = False, cluster: int = 1) -> BenchUnit:
+def bulk_unit(
+    name: str,
+    tile: bool = False,
+    cluster: int = 1,
+) -> BenchUnit:
     """Keep four copies of 8 KiB from global to shared memory under way, by one thread of a block.
 
     ``tile`` takes them from a matrix through the tensor map at ``b``. In a cluster each block
@@ -277,7 +300,16 @@ def bulk_latency_unit(name: str, size: int) -> BenchUnit:
     """Copy ``size`` bytes from L2 and wait for them before the next copy begins."""
     step = f"{_issue_bulk(name, '0u', size=size)} {_wait_bulk(name, 0)} {name}_phase ^= 1u;"
     before = f"if (threadIdx.x == 0u) {{ {' '.join([step] * LATENCY_STEPS)} }}"
-    return _make_bulk_unit(name, 1, 0, [], [], before=before, finish="", byte=float(size))
+    return _make_bulk_unit(
+        name,
+        1,
+        0,
+        [],
+        [],
+        before=before,
+        finish="",
+        byte=float(size),
+    )
 
 
 def bulk_there_and_back_unit(name: str) -> BenchUnit:
@@ -338,12 +370,20 @@ def _make_bulk_unit(
         "turns": " ".join(turns),
         "drain": " ".join(drain),
     }
-    facts |= {"operation": "copy", "one_thread": True, "cluster": cluster}
+    facts |= {
+        "operation": "copy",
+        "one_thread": True,
+        "cluster": cluster,
+    }
     return fill_unit("bulk", p, values | {"sync": sync, "more": more}, **facts)
 
 
 def _issue_bulk(
-    p: str, stage: str, tile: bool = False, cluster: int = 1, size: int = BULK_BYTE
+    p: str,
+    stage: str,
+    tile: bool = False,
+    cluster: int = 1,
+    size: int = BULK_BYTE,
 ) -> str:
     """Tell the barrier of a stage how many bytes will come, start their copy, and go on to the next
     chunk.
@@ -366,7 +406,14 @@ def _issue_bulk(
         source = f"{source} + {p}_rank * {slice_byte}u"
         more = f', "h"((unsigned short){(1 << cluster) - 1})'
     return write_piece(
-        "bulk.issue", p, size=size, copy=copy, stage=stage, to=to, source=source, more=more
+        "bulk.issue",
+        p,
+        size=size,
+        copy=copy,
+        stage=stage,
+        to=to,
+        source=source,
+        more=more,
     )
 
 

@@ -14,7 +14,11 @@ both sides."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -27,7 +31,12 @@ from wattcast.lab.microbench import launch_judges, unit_work
 from wattcast.lab.microbench.code_changes import CodeChange
 from wattcast.lab.microbench.microbench_results import MicroRow, keep_first_rounds
 from wattcast.lab.microbench.profile_sets import PipeRates, complete_metrics
-from wattcast.lab.microbench.unit_work import KernelProfile, UnitWork, combine_units_s, curve_ratio
+from wattcast.lab.microbench.unit_work import (
+    KernelProfile,
+    UnitWork,
+    combine_units_s,
+    curve_ratio,
+)
 
 EXPONENTS = (2.0, 4.0)  # of an interval
 LIKELY_POWERS = (
@@ -514,7 +523,11 @@ def _reads_what_moved(profile: KernelProfile, last: KernelProfile) -> bool:
     return any(abs(now["l2_read"] - byte) <= SAME_BYTES * byte for byte in moved)
 
 
-def _handed_bytes(counters: unit_work.KernelCounters, reads: str, writes: str) -> list[float]:
+def _handed_bytes(
+    counters: unit_work.KernelCounters,
+    reads: str,
+    writes: str,
+) -> list[float]:
     """Return the bytes that a next pass may read: the input again, the result, or two results."""
     return [counters[reads], counters[writes], 2.0 * counters[writes]]
 
@@ -530,7 +543,9 @@ class TuningReport:
 
 
 def tune_export(
-    path: Path, results: Sequence[MicroRow], pipes: PipeRates | None = None
+    path: Path,
+    results: Sequence[MicroRow],
+    pipes: PipeRates | None = None,
 ) -> TuningReport:
     """Read an Nsight Compute export and judge every kernel on the device of ``results``.
 

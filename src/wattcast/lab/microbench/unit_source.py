@@ -66,7 +66,11 @@ def read_pieces() -> dict[str, dict[str, Template]]:
     return pieces
 
 
-def write_piece(piece: str, p: str, **values: object) -> str:
+def write_piece(
+    piece: str,
+    p: str,
+    **values: object,
+) -> str:
     """Write the piece called ``kind.part`` for the unit ``p``."""
     kind, _, part = piece.partition(".")
     return read_pieces()[kind][part].substitute(values, p=p)
@@ -165,7 +169,12 @@ class Benchmark:
         """Operations of the reported unit, of one thread, in one iteration."""
         return self.steps * self.unit.per_step
 
-    def count(self, blocks: int, iterations: int, part: int = 0) -> float:
+    def count(
+        self,
+        blocks: int,
+        iterations: int,
+        part: int = 0,
+    ) -> float:
         """Count the operations of a unit in one launch, of all threads."""
         unit, steps = self.parts[part]
         threads = 1 if unit.one_thread else self.threads
@@ -232,7 +241,11 @@ END_OF_SOME = (
 )
 
 
-def asm(text: str, outs: str = "", ins: str = "") -> str:
+def asm(
+    text: str,
+    outs: str = "",
+    ins: str = "",
+) -> str:
     """Write one volatile statement; ``outs`` and ``ins`` are constraint lists as CUDA C writes
     them.
     """

@@ -20,7 +20,13 @@ is timed runs under the profiler, and clocks and caches are left alone."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Container,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -47,7 +53,11 @@ from wattcast.lab.microbench.microbench_results import (
     keep_first_rounds,
 )
 from wattcast.lab.microbench.unit_source import Benchmark
-from wattcast.measure.cuda_device import CudaDevice, CudaError, DeviceFault
+from wattcast.measure.cuda_device import (
+    CudaDevice,
+    CudaError,
+    DeviceFault,
+)
 from wattcast.measure.steady_state import say
 
 TIME = "gpu__time_duration.sum"
@@ -220,7 +230,11 @@ class UnitWork:
     seconds: float
     joules: float
 
-    def scaled(self, time: float, energy: float | None = None) -> UnitWork:
+    def scaled(
+        self,
+        time: float,
+        energy: float | None = None,
+    ) -> UnitWork:
         """Return the work with time and energy multiplied, both by ``time`` where ``energy`` is
         left out.
         """
@@ -293,7 +307,10 @@ def list_usable_units(
 
 
 def make_profile(
-    name: str, values: Mapping[str, float], results: Sequence[MicroRow], idle_w: float
+    name: str,
+    values: Mapping[str, float],
+    results: Sequence[MicroRow],
+    idle_w: float,
 ) -> KernelProfile:
     """Compute a kernel's work by unit, from its metrics as the profiler names them."""
     by_name = keep_first_rounds(results)
@@ -388,7 +405,11 @@ def access_ratio(counters: KernelCounters, results: Sequence[MicroRow]) -> tuple
 
 
 def curve_ratio(
-    results: Sequence[MicroRow], name: str, at: float, best: float, by_byte: bool = False
+    results: Sequence[MicroRow],
+    name: str,
+    at: float,
+    best: float,
+    by_byte: bool = False,
 ) -> tuple[float, float] | None:
     """Return time and energy of an operation, or of a byte, at ``best`` over those at ``at`` on a
     curve.
@@ -426,7 +447,10 @@ def read_unit_metrics() -> list[str]:
 
 
 def collect_unit_counters(
-    out: Path, budget_s: float, only: list[str], before: Path | None = None
+    out: Path,
+    budget_s: float,
+    only: list[str],
+    before: Path | None = None,
 ) -> dict[str, int]:
     """Run the suite under ``ncu`` within ``budget_s``, one row a kernel into
     ``microbench_counters.jsonl``.
@@ -476,7 +500,12 @@ def read_unit_table(lines: Iterable[str]) -> Iterable[Plain]:
         yield fields | {"metrics": metrics}
 
 
-def count_kernels(out: Path, budget_s: float, only: list[str], before: Path | None = None) -> int:
+def count_kernels(
+    out: Path,
+    budget_s: float,
+    only: list[str],
+    before: Path | None = None,
+) -> int:
     """Launch every kernel under ``ncu``; return how many were counted."""
     deadline_s = time.monotonic() + budget_s
     device = CudaDevice.open()

@@ -15,8 +15,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wattcast.control import hd7970
-from wattcast.control.plants import KnobRole, PlantTables, PlayedRun, move_knob
-from wattcast.control.policies import PolicyName, PolicyRun, PolicySetup
+from wattcast.control.plants import (
+    KnobRole,
+    PlantTables,
+    PlayedRun,
+    move_knob,
+)
+from wattcast.control.policies import (
+    PolicyName,
+    PolicyRun,
+    PolicySetup,
+)
 from wattcast.control.policy_comparison import PolicyComparison, compare_policies
 from wattcast.control.sensitivity_model import (
     SensitivityModel,
@@ -97,7 +106,12 @@ def draw_power_breakdown(tables: PlantTables, application: str) -> Figure:
     watts = [whole - memory - tables.board_w, memory, tables.board_w]
     names = ("GPU chip", "memory and its PHYs", "rest of the card")
     labels = [f"{name}\n{w:.0f} W" for name, w in zip(names, watts, strict=True)]
-    axes.pie(watts, labels=labels, autopct="%.0f %%", colors=[BLUE, ORANGE, GREY])
+    axes.pie(
+        watts,
+        labels=labels,
+        autopct="%.0f %%",
+        colors=[BLUE, ORANGE, GREY],
+    )
     axes.set_title(f"{application}, default settings")
     return add_caption(figure, f"{tables.source}; the paper's is measured")
 
@@ -121,7 +135,13 @@ def draw_balance_curves(tables: PlantTables, kernels: Sequence[str]) -> Figure:
             x = ratio[here][order]
             y = speed[here][order]
             axes.plot(
-                x, y, marker=".", markersize=3, lw=0.8, color=_shade(i, 7), label=f"{hz / 1e6:.0f}"
+                x,
+                y,
+                marker=".",
+                markersize=3,
+                lw=0.8,
+                color=_shade(i, 7),
+                label=f"{hz / 1e6:.0f}",
             )
         axes.set(
             title=kernel,
@@ -150,7 +170,13 @@ def draw_power_over_compute(tables: PlantTables, kernel: str) -> Figure:
     for i, count in enumerate(np.unique(units)):
         here = full & (units == count)
         x = units[here] * core[here] / 1e9
-        axes.plot(x, row[here], marker=".", color=_shade(i, 8), label=f"{count:.0f} units")
+        axes.plot(
+            x,
+            row[here],
+            marker=".",
+            color=_shade(i, 8),
+            label=f"{count:.0f} units",
+        )
     axes.set(
         title=kernel,
         xlabel="Compute units × core clock (GHz)",
@@ -176,7 +202,11 @@ def draw_power_over_memory(tables: PlantTables, kernel: str) -> Figure:
         marker="o",
         color=BLUE,
     )
-    axes.set(title=kernel, xlabel="Memory clock (MHz)", ylabel="Board power (W)")
+    axes.set(
+        title=kernel,
+        xlabel="Memory clock (MHz)",
+        ylabel="Board power (W)",
+    )
     axes.set_ylim(0, 1.1 * float(tables.power_w[tables.kernels.index(kernel), flat].max()))
     return add_caption(figure, tables.source)
 
@@ -216,7 +246,10 @@ def draw_metric_comparison(tables: PlantTables, kernels: Sequence[str]) -> Figur
         axes.axhline(1.0, color="black", lw=0.5)
         axes.set_ylim(0, 1.15)
     figure.legend(
-        *axes.get_legend_handles_labels(), ncols=3, loc="outside upper center", frameon=False
+        *axes.get_legend_handles_labels(),
+        ncols=3,
+        loc="outside upper center",
+        frameon=False,
     )
     return add_caption(figure, tables.source)
 
@@ -232,7 +265,11 @@ def draw_sensitivity_cases(tables: PlantTables, kernels: Sequence[str]) -> Figur
     for i, knob in enumerate(tables.lattice.knobs):
         sensitivity_axes.bar(np.arange(len(rows)) + 0.25 * (i - 1), sensitivities[knob.role][rows], 0.25, label=str(knob.role),
                  color=(BLUE, ORANGE, GREEN)[i])  # fmt: skip
-    shown = {"NormVGPR": 1.0, "VALUUtilization": 0.01, "icActivity": 1.0}
+    shown = {
+        "NormVGPR": 1.0,
+        "VALUUtilization": 0.01,
+        "icActivity": 1.0,
+    }
     top = tables.lattice.flat_index(tables.lattice.top)
     for i, (name, scale) in enumerate(shown.items()):
         counter_axes.bar(np.arange(len(rows)) + 0.25 * (i - 1), scale * tables.counters[name][rows, top], 0.25, label=name,
@@ -242,7 +279,12 @@ def draw_sensitivity_cases(tables: PlantTables, kernels: Sequence[str]) -> Figur
             range(len(rows)), [k.split(".")[-1] for k in kernels], rotation=30, ha="right"
         )
         axes.set(ylabel=label, ylim=(0, 1.05))
-        axes.legend(ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
+        axes.legend(
+            ncols=3,
+            loc="lower center",
+            bbox_to_anchor=(0.5, 1.0),
+            frameon=False,
+        )
     return add_caption(figure, tables.source)
 
 
@@ -252,7 +294,11 @@ def draw_phases(tables: PlantTables, kernel: str) -> Figure:
     figure, axes = new_axes(6.0, 3.6)
     work = tables.work[rows] if tables.work is not None else np.ones(len(rows))
     axes.bar(range(1, len(rows) + 1), work, color=BLUE)
-    axes.set(title=kernel, xlabel="Iteration", ylabel="Instructions (mean = 1)")
+    axes.set(
+        title=kernel,
+        xlabel="Iteration",
+        ylabel="Instructions (mean = 1)",
+    )
     busy = axes.twinx()
     top = tables.lattice.flat_index(tables.lattice.top)
     busy.plot(
@@ -273,7 +319,9 @@ def _shade(i: int, count: int) -> tuple[float, float, float]:
 
 
 def draw_power_shares(
-    tables: PlantTables, comparison: PolicyComparison, applications: Sequence[str]
+    tables: PlantTables,
+    comparison: PolicyComparison,
+    applications: Sequence[str],
 ) -> Figure:
     """Draw power of chip and memory under default and controller, relative to the default's sum
     (figure 17).
@@ -333,7 +381,11 @@ def draw_predictor_accuracy(tables: PlantTables, models: Mapping[str, Sensitivit
                 label=f"{name}: mean error {error:.1%}",
             )
         axes.plot([0, 1], [0, 1], color="black", lw=0.5)
-        axes.set(title=f"{which} sensitivity", xlabel="Measured", ylabel="Predicted")
+        axes.set(
+            title=f"{which} sensitivity",
+            xlabel="Measured",
+            ylabel="Predicted",
+        )
         axes.set(xlim=(-0.05, 1.05), ylim=(-0.05, 1.05))
         axes.legend(frameon=False)
     return add_caption(
@@ -377,7 +429,12 @@ def draw_residency(
             text = f"{level:.0f}" if role == KnobRole.COMPUTE_UNITS else f"{level / 1e6:.0f} MHz"
             if share > 0.04:
                 axes.text(
-                    i, 100 * (bottom + share / 2), text, ha="center", va="center", color=ORANGE
+                    i,
+                    100 * (bottom + share / 2),
+                    text,
+                    ha="center",
+                    va="center",
+                    color=ORANGE,
                 )
             bottom += share
     axes.set_xticks(range(len(names)), names)
@@ -413,7 +470,9 @@ def read_paper_residency() -> dict[str, dict[float, float]]:
 
 
 def list_figures(
-    tables: PlantTables, comparison: PolicyComparison, models: Mapping[str, SensitivityModel]
+    tables: PlantTables,
+    comparison: PolicyComparison,
+    models: Mapping[str, SensitivityModel],
 ) -> dict[str, FigureMaker]:
     """Return all figures of the plant, by name."""
     stress = ("MaxFlops.MulMAdd", "DeviceMemory.ReadGlobal", "LUD.Internal")

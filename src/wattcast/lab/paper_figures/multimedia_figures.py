@@ -148,21 +148,44 @@ def _find_test_rows(fit: RailsFit) -> dict[str, int]:
     }
 
 
-def _stack_parts(axes: Axes, fit: RailsFit, rows: Sequence[int], labels: Sequence[str]) -> None:
+def _stack_parts(
+    axes: Axes,
+    fit: RailsFit,
+    rows: Sequence[int],
+    labels: Sequence[str],
+) -> None:
     power = fit.model.power(table_activity(fit.table, fit.model.required_events))
     base: Array = np.zeros(len(rows))
     for (name, members), colour in zip(RAIL_PARTS, PART_COLOURS, strict=True):
         index = [i for i, part in enumerate(power.parts) if part in members]
         part_w = power.part_w[list(rows)][:, index].sum(axis=1)
         if part_w.max() >= 1.0:
-            axes.bar(range(len(rows)), part_w, bottom=base, color=colour, label=name, width=0.7)
+            axes.bar(
+                range(len(rows)),
+                part_w,
+                bottom=base,
+                color=colour,
+                label=name,
+                width=0.7,
+            )
         base = base + part_w
     measured_w = fit.table.power_w[list(rows)]
-    axes.plot(range(len(rows)), measured_w, "o", color=MEASURED, markersize=6, label="measured")
+    axes.plot(
+        range(len(rows)),
+        measured_w,
+        "o",
+        color=MEASURED,
+        markersize=6,
+        label="measured",
+    )
     turned = len(rows) > 5
     axes.set_xticks(
         range(len(rows)), labels, rotation=35 if turned else 0, ha="right" if turned else "center"
     )
     axes.set_ylabel("Power (W)")
     axes.set_ylim(0.0, 1.08 * max(float(base.max()), float(measured_w.max())))
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)
+    axes.legend(
+        loc="upper left",
+        bbox_to_anchor=(1.01, 1.0),
+        frameon=False,
+    )

@@ -6,7 +6,11 @@ ledger's own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import (
+    Callable,
+    Iterable,
+    Mapping,
+)
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -26,7 +30,11 @@ from wattcast.calibrate.measured_clocks import TOP_CLOCK_SHARE
 from wattcast.calibrate.whole_models import ModelCase
 from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput
-from wattcast.core.row_tables import MODEL_KERNELS_FILE, database_folder, read_table
+from wattcast.core.row_tables import (
+    MODEL_KERNELS_FILE,
+    database_folder,
+    read_table,
+)
 from wattcast.hardware import Gpu
 from wattcast.kernels import build_kernels
 from wattcast.kernels.kernel_names import ParsedKernelName, parse_kernel_name
@@ -48,7 +56,13 @@ from wattcast.predictor import api
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import shipped_bundle
 from wattcast.predictor.prediction import Prediction
-from wattcast.report.figure_style import FigureMaker, add_caption, new_axes, new_figure, save_figure
+from wattcast.report.figure_style import (
+    FigureMaker,
+    add_caption,
+    new_axes,
+    new_figure,
+    save_figure,
+)
 from wattcast.report.prediction_figures import find_kernel_family
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Elementwise
@@ -63,7 +77,11 @@ MOST_PAIRS = 3
 # Tol's muted set (2021): not the colours of modules
 _THEIRS = "#CC6677"
 _BARE = "#999933"
-_KIND_COLOUR = {"GEMM-like": "#332288", "reduction": "#CC6677", "elementwise": "#DDCC77"}
+_KIND_COLOUR = {
+    "GEMM-like": "#332288",
+    "reduction": "#CC6677",
+    "elementwise": "#DDCC77",
+}
 _MOST_SHOWN = 20
 
 
@@ -210,7 +228,10 @@ def draw_equal_latency(pairs: EqualLatencyPairs, gpu: str) -> Figure:
     _paired(panels[0], pairs.imbalance, "Load imbalance: one tile on the busiest SM", _tiles_text)
     _paired(panels[1], pairs.reuse, f"L2 reuse: arithmetic within {NEAR_FLOP:.0%}", _memory_text)
     figure.legend(
-        *panels[0].get_legend_handles_labels(), frameon=False, ncols=2, loc="outside upper right"
+        *panels[0].get_legend_handles_labels(),
+        frameon=False,
+        ncols=2,
+        loc="outside upper right",
     )
     return add_caption(
         figure,
@@ -236,9 +257,20 @@ def _paired(
 ) -> None:
     members = [member for pair in pairs for member in pair]
     places = [place + 0.5 * (place // 2) for place in range(len(members))]
-    axes.barh(places, [m.power_w for m in members], color="#BBBBBB", label="measured", height=0.8)
+    axes.barh(
+        places,
+        [m.power_w for m in members],
+        color="#BBBBBB",
+        label="measured",
+        height=0.8,
+    )
     axes.plot(
-        [m.predicted_w for m in members], places, "D", ms=5, color=OURS, label="predicted, held out"
+        [m.predicted_w for m in members],
+        places,
+        "D",
+        ms=5,
+        color=OURS,
+        label="predicted, held out",
     )
     axes.set_yticks(places, [f"{m.work}\n{text(m)}" for m in members])
     axes.invert_yaxis()
@@ -311,7 +343,12 @@ def _simpler(gpu: str, count: int) -> tuple[Array, Array]:
 
 
 def _binned(
-    axes: Axes, latency_s: Array, error: Array, label: str, colour: str, bins: int = 9
+    axes: Axes,
+    latency_s: Array,
+    error: Array,
+    label: str,
+    colour: str,
+    bins: int = 9,
 ) -> None:
     """Plot median and quartiles in bins of equal count."""
     order = np.argsort(latency_s, kind="stable")
@@ -320,18 +357,54 @@ def _binned(
     low, median, high = (
         np.array([100 * np.quantile(error[p], q) for p in parts]) for q in (0.25, 0.5, 0.75)
     )
-    axes.fill_between(middle, low, high, color=colour, alpha=0.15, lw=0)
-    axes.plot(middle, median, "o-", color=colour, ms=3, lw=1.2, label=label)
+    axes.fill_between(
+        middle,
+        low,
+        high,
+        color=colour,
+        alpha=0.15,
+        lw=0,
+    )
+    axes.plot(
+        middle,
+        median,
+        "o-",
+        color=colour,
+        ms=3,
+        lw=1.2,
+        label=label,
+    )
 
 
 _SHOWN = (
-    ("bert-large", {"batch": 32, "seq": 512, "attention": "eager"}),
+    (
+        "bert-large",
+        {
+            "batch": 32,
+            "seq": 512,
+            "attention": "eager",
+        },
+    ),
     ("bert-large", {"batch": 32, "seq": 512}),
     ("gpt2-xl", {"batch": 8, "seq": 1024}),
-    ("qwen2-1.5b", {"batch": 8, "seq": 1024, "attention": "eager"}),
+    (
+        "qwen2-1.5b",
+        {
+            "batch": 8,
+            "seq": 1024,
+            "attention": "eager",
+        },
+    ),
     ("qwen2-1.5b", {"batch": 8, "seq": 1024}),
     ("llama3-8b", {"batch": 8, "seq": 512}),
-    ("llama3-8b", {"batch": 8, "seq": 1024, "phase": "decode"}),
+    (
+        "llama3-8b",
+        {
+            "batch": 8,
+            "seq": 1024,
+            "phase": "decode",
+        },
+    ),
     ("vit-large", {"batch": 64}),
     ("resnet50", {"batch": 128}),
 )
@@ -360,7 +433,17 @@ def collect_kind_shares(gpu: str) -> list[KindShares]:
             kind_shares.append(KindShares(name, False, predicted.share))
         return kind_shares
     predictions = [
-        (api.predict(m, gpu, host_launch="0us", force=True, stack="eager", **o), o)
+        (
+            api.predict(
+                m,
+                gpu,
+                host_launch="0us",
+                force=True,
+                stack="eager",
+                **o,
+            ),
+            o,
+        )
         for m, o in _SHOWN
     ]
     return [
@@ -393,7 +476,14 @@ def draw_kind_shares(kind_shares: list[KindShares], gpu: str) -> Figure:
                 {"edgecolor": DOT, "linewidth": 1.0} if entry.measured else {"alpha": 0.75}
             )
             label = kind if place == 0 else None
-            axes.barh(place, width, left=start, color=_KIND_COLOUR[kind], label=label, **edge)
+            axes.barh(
+                place,
+                width,
+                left=start,
+                color=_KIND_COLOUR[kind],
+                label=label,
+                **edge,
+            )
             start += width
     names = [
         f"{entry.name}{', measured' if entry.measured else ', predicted'}" for entry in kind_shares
@@ -402,7 +492,11 @@ def draw_kind_shares(kind_shares: list[KindShares], gpu: str) -> Figure:
     axes.invert_yaxis()
     axes.set_xlim(0, 100)
     axes.set_xlabel("Share of the time in kernels (%)")
-    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    axes.legend(
+        frameon=False,
+        loc="upper left",
+        bbox_to_anchor=(1.0, 1.0),
+    )
     seen = any(entry.measured for entry in kind_shares)
     note = (
         "outlined: seen by the profiler, else predicted"
@@ -458,7 +552,11 @@ def _shared(times: Iterable[tuple[str, float]]) -> dict[str, float]:
     return {kind: seconds / total for kind, seconds in seconds_of_kind.items()}
 
 
-def save_ledger_figures(folder: Path, gpu: str = "h200", ending: str = "png") -> list[Path]:
+def save_ledger_figures(
+    folder: Path,
+    gpu: str = "h200",
+    ending: str = "png",
+) -> list[Path]:
     """Save every figure whose data are there into ``folder``, those after paper 003 too."""
     makers: dict[str, Callable[[], Figure | None]] = {
         "validation-latency": lambda: draw_held_out("latency", gpu),

@@ -7,7 +7,11 @@ kernels, and the operators of the kernel database (docs/method/counters.md).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,11 +19,20 @@ from typing import Any
 import numpy as np
 
 from wattcast import hardware
-from wattcast.calibrate.scoring import LedgerRow, make_ledger_row, mean_percent_error, score_row
+from wattcast.calibrate.scoring import (
+    LedgerRow,
+    make_ledger_row,
+    mean_percent_error,
+    score_row,
+)
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import bad_value
 from wattcast.core.measured_rows import Plain
-from wattcast.core.row_tables import ROWS_FILE, database_folder, read_table
+from wattcast.core.row_tables import (
+    ROWS_FILE,
+    database_folder,
+    read_table,
+)
 from wattcast.hardware import OperatingPoint
 from wattcast.lab.counter_models import profiler_counters
 from wattcast.lab.counter_models.profiler_counters import events_of_launch
@@ -120,7 +133,17 @@ def _saving_rows(fit: RailsFit, card: str) -> list[LedgerRow]:
         where = f"{card} DCT at a fixed frame rate"
         name = f"saving, {saving.name}"
         off = abs(saving.off_percent)
-        ledger_rows.append(make_ledger_row(where, name, 1, off, must=30.0, aim=10.0, **watts))
+        ledger_rows.append(
+            make_ledger_row(
+                where,
+                name,
+                1,
+                off,
+                must=30.0,
+                aim=10.0,
+                **watts,
+            )
+        )
     for kernel in kernel_energies_above_idle(fit):
         joules: LedgerRow = {
             "measured_mj": _round_percent(1e3 * kernel.measured),
@@ -132,7 +155,11 @@ def _saving_rows(fit: RailsFit, card: str) -> list[LedgerRow]:
     return ledger_rows
 
 
-def _operator_rows(fit: RailsFit, gpu: str, score: Callable[..., LedgerRow]) -> list[LedgerRow]:
+def _operator_rows(
+    fit: RailsFit,
+    gpu: str,
+    score: Callable[..., LedgerRow],
+) -> list[LedgerRow]:
     """Return rows of counted operators, all and those whose operands are larger than L2.
 
     Under the profiler operands come from DRAM; repeated runs of an operator that fits L2 find them
@@ -158,7 +185,11 @@ def _operator_rows(fit: RailsFit, gpu: str, score: Callable[..., LedgerRow]) -> 
     return ledger_rows
 
 
-def _error_with_card_factors(predicted: Array, measured: Array, cards: Array) -> LedgerRow:
+def _error_with_card_factors(
+    predicted: Array,
+    measured: Array,
+    cards: Array,
+) -> LedgerRow:
     """Return the error where each card's predictions are scaled by its median ratio."""
     corrected = predicted.copy()
     factors = []

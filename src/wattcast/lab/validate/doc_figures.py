@@ -18,7 +18,11 @@ import json
 import re
 import shlex
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -31,7 +35,11 @@ from wattcast.calibrate.scoring import LedgerRow
 from wattcast.core.errors import BadInput, bad_value
 from wattcast.core.strict_files import decode_yaml
 from wattcast.core.whole_files import write_whole
-from wattcast.lab.validate.typed_commands import TypedCommand, answer_commands, read_answer
+from wattcast.lab.validate.typed_commands import (
+    TypedCommand,
+    answer_commands,
+    read_answer,
+)
 from wattcast.workload.model_catalogue import list_models
 
 LEDGER_FILE = "ledger.json"
@@ -142,7 +150,9 @@ def list_console_commands(text: str) -> dict[str, str]:
 
 
 def write_docs(
-    root: Path, rows: Sequence[LedgerRow] | None, run: Callable[[Sequence[str]], str]
+    root: Path,
+    rows: Sequence[LedgerRow] | None,
+    run: Callable[[Sequence[str]], str],
 ) -> list[Path]:
     """Write the ledger's figures into README and docs, and return the pages that changed.
 
@@ -166,7 +176,9 @@ def write_docs(
 
 
 def run_command(
-    words: Sequence[str], main: Callable[..., Any], make_environment: Callable[..., Any]
+    words: Sequence[str],
+    main: Callable[..., Any],
+    make_environment: Callable[..., Any],
 ) -> str:
     """Return what a page shows of a command: a prediction's first lines, a first table, an
     error.
@@ -229,7 +241,11 @@ def _show_change(change: PredictedChange) -> str:
     return f"{abs(100.0 * (values[0] / values[1] - 1.0)):.0f} %"
 
 
-def _show_entry(row: LedgerRow, form: str, name: str) -> str:
+def _show_entry(
+    row: LedgerRow,
+    form: str,
+    name: str,
+) -> str:
     """Return an entry of a row: its error with one digit and a unit, unless the form asks
     otherwise.
     """

@@ -19,11 +19,19 @@ from wattcast.core.measured_rows import Plain
 from wattcast.core.row_journals import read_lines
 from wattcast.hardware import load_gpu
 from wattcast.lab.fit.engine_records import COMPILED, EngineRecords
-from wattcast.lab.validate.typed_commands import JudgedRow, TypedCommand, make_file_name
+from wattcast.lab.validate.typed_commands import (
+    JudgedRow,
+    TypedCommand,
+    make_file_name,
+)
 from wattcast.workload.model_catalogue import list_models, load_model
 from wattcast.workload.readers.from_huggingface import convert_config
 
-STEP_PLACES = {"latency": "latency_s", "power": "power_w", "energy": "energy_j"}
+STEP_PLACES = {
+    "latency": "latency_s",
+    "power": "power_w",
+    "energy": "energy_j",
+}
 TRAFFIC_PLACES = {
     "TPOT p50": "tpot_s.p50",
     "TPOT p99": "tpot_s.p99",
@@ -63,7 +71,10 @@ def is_held_out(row: Plain) -> bool:
 
 
 def make_engine_rows(
-    records: EngineRecords, gpu: str, labels: Mapping[bool, str], board: str = ""
+    records: EngineRecords,
+    gpu: str,
+    labels: Mapping[bool, str],
+    board: str = "",
 ) -> list[JudgedRow]:
     """Return measured rows with their commands; ``labels`` name the sides of the split that are
     asked for.
@@ -85,7 +96,11 @@ def make_engine_rows(
 
 
 def ask_engine_row(
-    row: Plain, engine: Plain, records: EngineRecords, gpu: str, where: str
+    row: Plain,
+    engine: Plain,
+    records: EngineRecords,
+    gpu: str,
+    where: str,
 ) -> JudgedRow:
     """Return a measured row of a set with the command that predicts it."""
     if row["kind"] == "traffic":
@@ -114,7 +129,11 @@ def count_steps(row: Plain, engine: Plain) -> int:
     return -(-tokens // room) if int(row["prompts"]) * tokens > room else 1
 
 
-def _ask_prediction(row: Plain, engine: Plain, gpu: str) -> TypedCommand:
+def _ask_prediction(
+    row: Plain,
+    engine: Plain,
+    gpu: str,
+) -> TypedCommand:
     subject, contents = _find_subject(row["model"])
     prefill = row["kind"] == "prefill"
     options: dict[str, Any] = {
@@ -126,7 +145,12 @@ def _ask_prediction(row: Plain, engine: Plain, gpu: str) -> TypedCommand:
     return TypedCommand("predict", subject, options | _list_formats(engine), contents)
 
 
-def _ask_simulation(row: Plain, engine: Plain, records: EngineRecords, gpu: str) -> TypedCommand:
+def _ask_simulation(
+    row: Plain,
+    engine: Plain,
+    records: EngineRecords,
+    gpu: str,
+) -> TypedCommand:
     subject, contents = _find_subject(row["model"])
     trace = make_file_name(row["id"], "csv")
     options: dict[str, Any] = {

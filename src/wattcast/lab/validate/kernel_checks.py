@@ -20,7 +20,11 @@ from wattcast.calibrate.kernel_rows import (
     settled_figures,
 )
 from wattcast.calibrate.measured_clocks import TOP_CLOCK_SHARE
-from wattcast.calibrate.row_prediction import INTERVAL_LEVEL, conformal_ends, predict_with_bundle
+from wattcast.calibrate.row_prediction import (
+    INTERVAL_LEVEL,
+    conformal_ends,
+    predict_with_bundle,
+)
 from wattcast.calibrate.scoring import (
     LedgerRow,
     make_absent_row,
@@ -31,9 +35,17 @@ from wattcast.calibrate.scoring import (
 from wattcast.calibrate.whole_models import ModelCase
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import WattcastError
-from wattcast.core.row_tables import COUNTERS_FILE, database_folder, read_table
+from wattcast.core.row_tables import (
+    COUNTERS_FILE,
+    database_folder,
+    read_table,
+)
 from wattcast.hardware import Gpu
-from wattcast.kernels import build_kernels, lower_graph, reference_chip
+from wattcast.kernels import (
+    build_kernels,
+    lower_graph,
+    reference_chip,
+)
 from wattcast.kernels.kernel_table import COUNTED_ROTATION
 from wattcast.lab.fit import database_fit, held_out
 from wattcast.predictor.bundle import bundle_for
@@ -59,7 +71,12 @@ def kernel_rows(held_rows: held_out.HeldOutRows, gpu: str) -> list[LedgerRow]:
         "clock_hz": np.full(len(held_rows.kind), top_hz),
     }
 
-    def score(column: str, quantity: str, at: Mask, *goals: Any) -> LedgerRow:
+    def score(
+        column: str,
+        quantity: str,
+        at: Mask,
+        *goals: Any,
+    ) -> LedgerRow:
         predicted = getattr(held_rows, f"predicted_{column}")[at]
         true = getattr(held_rows, column)[at]
         more: dict[str, Any] = {}
@@ -95,7 +112,12 @@ def interval_rows(held_rows: held_out.HeldOutRows, gpu: str) -> list[LedgerRow]:
     rows = []
     judged = {}
 
-    def score_coverage(name: str, at: Mask, inside: Mask, width: Array) -> LedgerRow:
+    def score_coverage(
+        name: str,
+        at: Mask,
+        inside: Mask,
+        width: Array,
+    ) -> LedgerRow:
         shares = {
             "coverage": inside[at].mean(),
             "width": width[at].mean(),
@@ -276,7 +298,12 @@ def _sum_counted_bytes(gpu: str) -> dict[str, dict[str, float]]:
     return measured
 
 
-def _compare_bytes(gpu: str, level: str, counted: Array, predicted: Array) -> LedgerRow:
+def _compare_bytes(
+    gpu: str,
+    level: str,
+    counted: Array,
+    predicted: Array,
+) -> LedgerRow:
     enough = (counted > _LEAST_BYTE) & (predicted > _LEAST_BYTE)
     ratio = predicted[enough] / counted[enough]
     correlation = float("nan")
@@ -451,7 +478,12 @@ def engine_kernel_rows(gpu: str) -> list[LedgerRow]:
 
 
 def _score_engine_kernels(
-    where: str, quantity: str, rows: KernelRows, of_kind: Mask, predicted: Array, measured: Array
+    where: str,
+    quantity: str,
+    rows: KernelRows,
+    of_kind: Mask,
+    predicted: Array,
+    measured: Array,
 ) -> list[LedgerRow]:
     """Score one quantity overall, for fp8, and by operator."""
     measurable = of_kind & np.isfinite(measured)
@@ -459,14 +491,23 @@ def _score_engine_kernels(
     form = np.array([str(op.math_dtype) for op in rows.ops])
 
     def score(
-        name: str, at: Mask, must: float | None = None, aim: float | None = None
+        name: str,
+        at: Mask,
+        must: float | None = None,
+        aim: float | None = None,
     ) -> LedgerRow:
         median = None
         if at.any():
             error = np.abs(predicted[at] / measured[at] - 1.0)
             median = round(100.0 * float(np.median(error)), 1)
         return score_row(
-            where, name, predicted[at], measured[at], must=must, aim=aim, median=median
+            where,
+            name,
+            predicted[at],
+            measured[at],
+            must=must,
+            aim=aim,
+            median=median,
         )
 
     ledger_rows = [

@@ -18,7 +18,12 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wattcast.calibrate.scoring import LedgerRow, Tell, make_absent_row, make_ledger_row
+from wattcast.calibrate.scoring import (
+    LedgerRow,
+    Tell,
+    make_absent_row,
+    make_ledger_row,
+)
 from wattcast.core.row_tables import database_folder
 from wattcast.core.strict_files import reference_folder
 from wattcast.core.whole_files import cache_root, write_whole
@@ -124,7 +129,11 @@ def load_or_make_rows(
     if rows is None:
         rows = make()
         path = _section_file(section, variables)
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.parent.mkdir(
+            mode=0o700,
+            parents=True,
+            exist_ok=True,
+        )
         write_whole(path, json.dumps({"rows": rows}, indent=1).encode())
     return rows
 

@@ -47,7 +47,15 @@ def draw_held_out(quantity: str = "latency", gpu: str = "h200") -> Figure:
     for axes, family in zip(panels, families, strict=False):
         here = at & (np.array(held_rows.family) == family)
         _draw_band(axes, true[here], predicted[here], band, logarithmic)
-        axes.plot(true[here], predicted[here], "o", ms=1.8, color=DOT, alpha=0.5, mew=0)
+        axes.plot(
+            true[here],
+            predicted[here],
+            "o",
+            ms=1.8,
+            color=DOT,
+            alpha=0.5,
+            mew=0,
+        )
         error = 100 * np.mean(np.abs(predicted[here] / true[here] - 1.0))
         axes.set_title(f"{family}: {error:.1f} % of {int(here.sum())}")
     for axes in panels[len(families) :]:
@@ -60,13 +68,24 @@ def draw_held_out(quantity: str = "latency", gpu: str = "h200") -> Figure:
 
 
 def _draw_band(
-    axes: Axes, measured: Array, predicted: Array, band: float, logarithmic: bool
+    axes: Axes,
+    measured: Array,
+    predicted: Array,
+    band: float,
+    logarithmic: bool,
 ) -> None:
     """Draw the line on which predictions equal measurements, and a band of relative errors around
     it.
     """
     ends = np.array([min(measured.min(), predicted.min()), max(measured.max(), predicted.max())])
-    axes.fill_between(ends, ends * (1 - band), ends * (1 + band), color=OURS, alpha=0.15, lw=0)
+    axes.fill_between(
+        ends,
+        ends * (1 - band),
+        ends * (1 + band),
+        color=OURS,
+        alpha=0.15,
+        lw=0,
+    )
     axes.plot(ends, ends, "-", color=OURS, lw=1.0)
     if logarithmic:
         axes.set(xscale="log", yscale="log")
@@ -97,7 +116,14 @@ def draw_whole_models(gpu: str) -> Figure | None:
             ("launched by the host", ~compared.graph, "x"),
         ):
             axes.plot(
-                measured[at], predicted[at], mark, ms=4, color=DOT, alpha=0.7, label=label, mew=0.8
+                measured[at],
+                predicted[at],
+                mark,
+                ms=4,
+                color=DOT,
+                alpha=0.7,
+                label=label,
+                mew=0.8,
             )
         axes.set_xlabel(f"Measured {name}")
         axes.set_ylabel(f"Predicted {name}")

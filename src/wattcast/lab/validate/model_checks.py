@@ -12,7 +12,11 @@ loads: nothing of the simulator was fitted or chosen on what is marked ``held_ou
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import (
+    dataclass,
+    field,
+    replace,
+)
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -36,7 +40,11 @@ from wattcast.core.row_tables import database_folder
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.hardware.catalogue_reader import list_boards
 from wattcast.lab.fit.engine_fit import load_measured_model, read_engine_options
-from wattcast.lab.fit.engine_records import REQUESTS_FILE, EngineRecords, load_engine_records
+from wattcast.lab.fit.engine_records import (
+    REQUESTS_FILE,
+    EngineRecords,
+    load_engine_records,
+)
 from wattcast.lab.validate.engine_commands import (
     ASKED_KINDS,
     ask_engine_row,
@@ -66,8 +74,16 @@ _LATENCY_GOALS = {
     "TTFT p99": (25.0, 12.0),
 }
 GOALS: dict[str, dict[str, tuple[float, float]]] = {  # of rows of a kind: must, aim in percent
-    "decode": {"latency": (3.5, 2.0), "power": (3.0, 2.0), "energy": (4.0, 2.5)},
-    "prefill": {"latency": (6.0, 2.0), "power": (3.0, 2.0), "energy": (6.0, 2.5)},
+    "decode": {
+        "latency": (3.5, 2.0),
+        "power": (3.0, 2.0),
+        "energy": (4.0, 2.5),
+    },
+    "prefill": {
+        "latency": (6.0, 2.0),
+        "power": (3.0, 2.0),
+        "energy": (6.0, 2.5),
+    },
     "mixed": {},
     "traffic": {
         **_LATENCY_GOALS,
@@ -106,7 +122,11 @@ FURTHER_STEPS = (
             False: "vLLM int8, block fp8, scans and long contexts, fitting models",
             True: "vLLM int4, block fp8 and long latent contexts, held-out models",
         },
-        {"decode": GOALS["decode"], "prefill": GOALS["prefill"], "mixed": {}},
+        {
+            "decode": GOALS["decode"],
+            "prefill": GOALS["prefill"],
+            "mixed": {},
+        },
     ),
 )
 
@@ -147,7 +167,11 @@ def ask_model_row(case: ModelCase, gpu: str) -> JudgedRow:
     host.
     """
     row = case.row
-    options: dict[str, Any] = {"gpu": gpu, "phase": row.phase, "batch": row.batch}
+    options: dict[str, Any] = {
+        "gpu": gpu,
+        "phase": row.phase,
+        "batch": row.batch,
+    }
     more = {
         "seq": row.seq,
         "dtype": row.dtype,
@@ -177,7 +201,11 @@ def ask_model_row(case: ModelCase, gpu: str) -> JudgedRow:
     )
 
 
-def compare_models(cases: list[ModelCase], gpu: Gpu, bundle: Bundle) -> ComparedModels:
+def compare_models(
+    cases: list[ModelCase],
+    gpu: Gpu,
+    bundle: Bundle,
+) -> ComparedModels:
     """Predict every case as it was run, by its command; captured ones without a host."""
     top_hz = float(np.mean(gpu.clocks.max_hz))
     alone = replace(bundle, launch=replace(bundle.launch, host_s_per_operator=0.0))
@@ -203,7 +231,9 @@ def compare_models(cases: list[ModelCase], gpu: Gpu, bundle: Bundle) -> Compared
 
 
 def model_rows(
-    gpu: str, database: str | Path | None = None, bundle: Bundle | None = None
+    gpu: str,
+    database: str | Path | None = None,
+    bundle: Bundle | None = None,
 ) -> list[LedgerRow]:
     """Return the rows of a GPU's whole models, or one that says what is missing."""
     where = f"{gpu} whole models"
@@ -222,7 +252,11 @@ def model_rows(
     )
 
 
-def _bound_rows(compared: ComparedModels, where: str, gpu: Gpu) -> list[LedgerRow]:
+def _bound_rows(
+    compared: ComparedModels,
+    where: str,
+    gpu: Gpu,
+) -> list[LedgerRow]:
     limit_w, top_hz = (
         np.full(len(compared.cases), float(np.mean(x)))
         for x in (gpu.power.limit_w, gpu.clocks.max_hz)
@@ -236,18 +270,31 @@ def _bound_rows(compared: ComparedModels, where: str, gpu: Gpu) -> list[LedgerRo
     free = at & ~compared.capped
 
     def score(
-        predicted: Array, true: Array, floor: Array, quantity: str, mask: Mask, **more: Any
+        predicted: Array,
+        true: Array,
+        floor: Array,
+        quantity: str,
+        mask: Mask,
+        **more: Any,
     ) -> LedgerRow:
         return score_row(where, quantity, predicted[mask], true[mask], floor[mask], **more)
 
-    def latency(quantity: str, mask: Mask, **more: Any) -> LedgerRow:
+    def latency(
+        quantity: str,
+        mask: Mask,
+        **more: Any,
+    ) -> LedgerRow:
         if mask.any():
             more["median_ratio"] = round(
                 float(np.median((compared.predicted_s / compared.latency_s)[mask])), 3
             )
         return score(compared.predicted_s, compared.latency_s, floor_s, quantity, mask, **more)
 
-    def power(quantity: str, mask: Mask, **more: Any) -> LedgerRow:
+    def power(
+        quantity: str,
+        mask: Mask,
+        **more: Any,
+    ) -> LedgerRow:
         for name, watts in (
             ("min_of_P_and_cap", np.minimum(compared.top_w, limit_w)),
             ("the_cap", limit_w),
@@ -291,7 +338,10 @@ def _bound_rows(compared: ComparedModels, where: str, gpu: Gpu) -> list[LedgerRo
 
 
 def _launched_rows(
-    compared: ComparedModels, where: str, gpu: Gpu, bundle: Bundle
+    compared: ComparedModels,
+    where: str,
+    gpu: Gpu,
+    bundle: Bundle,
 ) -> list[LedgerRow]:
     """Return rows of host launches, with the default launch cost and with one fitted on the other
     models.
@@ -376,7 +426,11 @@ def compare_serving(
     return comparisons
 
 
-def tabulate_engine(engine: Plain, gpu: Gpu, served: Sequence[Trace] = ()) -> StepCosts:
+def tabulate_engine(
+    engine: Plain,
+    gpu: Gpu,
+    served: Sequence[Trace] = (),
+) -> StepCosts:
     """Tabulate the engine as it was started, for contexts all alike or uneven as in the traffic it
     ``served``.
     """
@@ -395,7 +449,9 @@ def tabulate_engine(engine: Plain, gpu: Gpu, served: Sequence[Trace] = ()) -> St
 
 
 def _compare_step(
-    row: Plain, costs: StepCosts, settings: EngineSettings
+    row: Plain,
+    costs: StepCosts,
+    settings: EngineSettings,
 ) -> dict[str, tuple[float, float]]:
     """Predict a repeated step of prompts and sequences that decode; a longer prompt is the mean
     over its chunks.
@@ -463,7 +519,9 @@ def load_further_records(gpu: str, steps: FurtherSteps) -> EngineRecords:
 
 
 def compare_known_boards(
-    records: EngineRecords, gpu: str, held_out: bool | None = True
+    records: EngineRecords,
+    gpu: str,
+    held_out: bool | None = True,
 ) -> list[ServingComparison]:
     """Predict steps on cards whose board was read, each with its board as the GPU.
 

@@ -24,7 +24,11 @@ from typing import Any
 
 import numpy as np
 
-from wattcast.calibrate.kernel_rows import parse_operators, read_condition, shape_name
+from wattcast.calibrate.kernel_rows import (
+    parse_operators,
+    read_condition,
+    shape_name,
+)
 from wattcast.core.arrays import Array
 from wattcast.core.measured_rows import Plain
 from wattcast.core.row_tables import database_folder, read_table
@@ -34,7 +38,11 @@ from wattcast.kernels import build_kernels
 from wattcast.kernels.kernel_table import IssueSegment
 from wattcast.lab.gpuwattch import measured_energies
 from wattcast.lab.validate.counter_model_checks import sum_events
-from wattcast.power.activity import Activity, ActivitySource, known_events
+from wattcast.power.activity import (
+    Activity,
+    ActivitySource,
+    known_events,
+)
 from wattcast.power.power_model import load_saved_model
 from wattcast.predictor.api import find_gpu
 from wattcast.predictor.bundle.bundle_file import Bundle, shipped_bundle
@@ -133,7 +141,11 @@ def _component_parts(
 
 
 def _forecast_parts(
-    row: Plain, op: Operator, chip: Gpu, bundle: Bundle, total_w: float
+    row: Plain,
+    op: Operator,
+    chip: Gpu,
+    bundle: Bundle,
+    total_w: float,
 ) -> dict[str, float]:
     """Return the watts of an operator by place: shares of the shipped fit, in a total from a fit
     without this shape.
@@ -158,7 +170,11 @@ def summarise_views(views: Sequence[KernelViews]) -> dict[str, Any]:
     rail_w = np.array([view.memory_rail_w for view in views])
     free = np.array([not view.capped for view in views])
     summary: dict[str, Any] = {"kernels": len(views), "capped": int((~free).sum())}
-    summary |= {"models": {}, "disputes": {}, "families": {}}
+    summary |= {
+        "models": {},
+        "disputes": {},
+        "families": {},
+    }
     for model in MODELS:
         watts = np.array([view.model_w[model] for view in views])
         memory_w = np.array([view.place_w[model].get("device memory", 0.0) for view in views])
@@ -250,7 +266,11 @@ def _held_out_watts(path: Path) -> dict[str, float]:
     return {_row_key(row): row["predicted_power_w"] for row in alone}
 
 
-def _choose_rows(rows: Sequence[Plain], forecast_w: Mapping[str, float], count: int) -> list[int]:
+def _choose_rows(
+    rows: Sequence[Plain],
+    forecast_w: Mapping[str, float],
+    count: int,
+) -> list[int]:
     """Choose rows of operators never used: a few of each family by the order of their hash, then
     the rest alike.
     """
@@ -279,7 +299,10 @@ def _read_places(of: str) -> dict[str, str]:
 
 
 def _group_watts(
-    parts: Sequence[str], watts: Array, place_of: Mapping[str, str], default: str = "base"
+    parts: Sequence[str],
+    watts: Array,
+    place_of: Mapping[str, str],
+    default: str = "base",
 ) -> dict[str, float]:
     place_w = dict.fromkeys(PLACES, 0.0)
     for part, value in zip(parts, watts.tolist(), strict=True):

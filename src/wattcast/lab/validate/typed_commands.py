@@ -12,7 +12,11 @@ from __future__ import annotations
 import re
 import shlex
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import (
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -194,5 +198,9 @@ def _answer_alone(command: TypedCommand, folder: Path) -> Any:
     raise bad_value("verb", ", ".join(VERBS), command.verb)
 
 
-def _find_file(value: Any, command: TypedCommand, folder: Path) -> Any:
+def _find_file(
+    value: Any,
+    command: TypedCommand,
+    folder: Path,
+) -> Any:
     return str(folder / value) if isinstance(value, str) and value in command.files else value

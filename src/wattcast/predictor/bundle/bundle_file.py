@@ -9,7 +9,11 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import (
+    dataclass,
+    field,
+    replace,
+)
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,7 +23,12 @@ import numpy as np
 from msgspec import Meta
 
 from wattcast import hardware
-from wattcast.core import bad_value, check_names, files, units
+from wattcast.core import (
+    bad_value,
+    check_names,
+    files,
+    units,
+)
 from wattcast.core.arrays import Array, read_arrays
 from wattcast.core.strict_files import (
     FitStatus,
@@ -30,7 +39,12 @@ from wattcast.core.strict_files import (
     read_bytes,
 )
 from wattcast.core.tree_ensemble import TreeEnsemble
-from wattcast.kernels import LibraryStyle, ReferenceChip, kernel_choice, reference_chip
+from wattcast.kernels import (
+    LibraryStyle,
+    ReferenceChip,
+    kernel_choice,
+    reference_chip,
+)
 from wattcast.power.power_model import PowerModel, build_power_model
 from wattcast.predictor.bundle.support_widening import (
     THIS_CARD,
@@ -42,7 +56,11 @@ from wattcast.predictor.bundle.support_widening import (
 from wattcast.predictor.cold_cache import ColdCacheDelay
 from wattcast.predictor.gaussian_process import GaussianProcess
 from wattcast.predictor.kernel_phases import Correction, LaunchCosts
-from wattcast.predictor.learned_factors import CarriedFactors, LearnedFactor, LearnedFactors
+from wattcast.predictor.learned_factors import (
+    CarriedFactors,
+    LearnedFactor,
+    LearnedFactors,
+)
 from wattcast.predictor.timeline import ClockLaw
 
 BUNDLE_FORMAT = 1
@@ -379,7 +397,11 @@ def plain_to_bundle(plain: Mapping[str, Any], where: str) -> Bundle:
     return _make_bundle(convert_plain(plain, _BundleFile, where), where, None)
 
 
-def _make_bundle(file: _BundleFile, where: str, arrays: bytes | None) -> Bundle:
+def _make_bundle(
+    file: _BundleFile,
+    where: str,
+    arrays: bytes | None,
+) -> Bundle:
     _check_file(file, where, arrays)
     reference = _read_reference(file.reference) or reference_chip(hardware.load_gpu(file.gpu))
     learned = None
@@ -409,7 +431,11 @@ def _make_bundle(file: _BundleFile, where: str, arrays: bytes | None) -> Bundle:
     )
 
 
-def _check_file(file: _BundleFile, where: str, arrays: bytes | None) -> None:
+def _check_file(
+    file: _BundleFile,
+    where: str,
+    arrays: bytes | None,
+) -> None:
     """Raise an error where a file has another format, lacks its arrays, or has an absurd share."""
     if file.format != BUNDLE_FORMAT:
         do = "This Wattcast reads no other; fit again."
@@ -423,7 +449,9 @@ def _check_file(file: _BundleFile, where: str, arrays: bytes | None) -> None:
 
 
 def _read_learned(
-    file: _BundleFile, arrays: bytes, reference: ReferenceChip
+    file: _BundleFile,
+    arrays: bytes,
+    reference: ReferenceChip,
 ) -> tuple[LearnedFactors, ReferenceChip]:
     """Return the learned factors of a bundle, and its reference chip with the kernel choice that
     was learned.

@@ -23,10 +23,23 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from wattcast.core import Dtype, bad_value, check_names, files
-from wattcast.core.strict_files import decode_yaml, read_bytes, read_shipped_yaml
+from wattcast.core import (
+    Dtype,
+    bad_value,
+    check_names,
+    files,
+)
+from wattcast.core.strict_files import (
+    decode_yaml,
+    read_bytes,
+    read_shipped_yaml,
+)
 from wattcast.core.whole_files import write_whole
-from wattcast.hardware import Gpu, load_gpu, strip_board
+from wattcast.hardware import (
+    Gpu,
+    load_gpu,
+    strip_board,
+)
 from wattcast.power.activity import known_events
 from wattcast.power.power_model import PowerModel
 from wattcast.predictor.bundle.bundle_file import (
@@ -116,7 +129,11 @@ def list_engine_cards(engine: str) -> tuple[str, ...]:
     return tuple(name.removesuffix(ending) for name in folders if name.endswith(ending))
 
 
-def _carry_times(sibling: str, calibration: _Calibration, gpu: Gpu) -> Bundle:
+def _carry_times(
+    sibling: str,
+    calibration: _Calibration,
+    gpu: Gpu,
+) -> Bundle:
     """Return the forecast of a GPU with the times of kernels of a card with the same processor."""
     chip = load_gpu(sibling)
     calibrated = _apply_calibration(calibration, chip)
@@ -149,7 +166,12 @@ def carry_sibling(bundle: Bundle, gpu: Gpu) -> Bundle:
     return bundle
 
 
-def _carry_power(bundle: Bundle, gpu: Gpu, calibration: _Calibration, chip: Gpu) -> Bundle:
+def _carry_power(
+    bundle: Bundle,
+    gpu: Gpu,
+    calibration: _Calibration,
+    chip: Gpu,
+) -> Bundle:
     """Return a bundle with the energies of ``chip``'s calibration and how far these are off, if the
     cards are alike enough.
     """
@@ -165,7 +187,11 @@ def _carry_power(bundle: Bundle, gpu: Gpu, calibration: _Calibration, chip: Gpu)
     return replace(bundle, power=read.power, residuals=read.residuals)
 
 
-def _carry_fitted(calibrated: Bundle, chip: Gpu, gpu: Gpu) -> dict[str, Correction]:
+def _carry_fitted(
+    calibrated: Bundle,
+    chip: Gpu,
+    gpu: Gpu,
+) -> dict[str, Correction]:
     """Return the corrections that a calibration changed, carried to a card with other tensor
     cores.
     """
@@ -324,7 +350,11 @@ def shipped_board_bundle(gpu: str, part_number: str) -> Bundle:
     return _scale_bundle(mean_card, board.factors, (note,))
 
 
-def _scale_bundle(bundle: Bundle, factors: Mapping[str, float], notes: tuple[str, ...]) -> Bundle:
+def _scale_bundle(
+    bundle: Bundle,
+    factors: Mapping[str, float],
+    notes: tuple[str, ...],
+) -> Bundle:
     """Scale corrections, the host's time, energies and idle power of a bundle, and add notes to its
     assumptions.
     """

@@ -11,15 +11,27 @@ import msgspec
 import numpy as np
 
 from wattcast.coefficients import load_coefficients
-from wattcast.core import Dtype, bad_value, units
+from wattcast.core import (
+    Dtype,
+    bad_value,
+    units,
+)
 from wattcast.core.arrays import sweep_values
-from wattcast.core.strict_files import FitStatus, Provenance, read_shipped_yaml
+from wattcast.core.strict_files import (
+    FitStatus,
+    Provenance,
+    read_shipped_yaml,
+)
 from wattcast.hardware import Gpu, load_gpu
 from wattcast.kernels import LibraryStyle, reference_chip
 from wattcast.power.activity import known_events
 from wattcast.power.module_power import ModulePower
 from wattcast.power.power_model import IdlePower, VoltageCurve
-from wattcast.predictor.bundle.bundle_file import Bundle, ResidualEnds, shipped_bundle
+from wattcast.predictor.bundle.bundle_file import (
+    Bundle,
+    ResidualEnds,
+    shipped_bundle,
+)
 from wattcast.predictor.bundle.support_widening import (
     ForecastEnds,
     default_widening,
@@ -290,7 +302,11 @@ def _carry_factors(forecast: _Forecast) -> CarriedFactors | None:
 
 
 def _forecast_power(
-    gpu: Gpu, rule: ForecastRule, parent: ModulePower, idle: IdlePower, voltage: VoltageCurve
+    gpu: Gpu,
+    rule: ForecastRule,
+    parent: ModulePower,
+    idle: IdlePower,
+    voltage: VoltageCurve,
 ) -> ModulePower:
     """Return the parent's joules per event at the card's top voltage, times the factor of the
     event's module.
@@ -397,7 +413,11 @@ def _carry_corrections(forecast: _Forecast) -> dict[str, Correction]:
     return carried | renamed
 
 
-def _carry_correction(group: str, c: Correction, forecast: _Forecast) -> Correction:
+def _carry_correction(
+    group: str,
+    c: Correction,
+    forecast: _Forecast,
+) -> Correction:
     """Carry the λ of a group of kernels over, by each rule that names the group."""
     gpu = forecast.gpu
     chip = forecast.parent_chip
@@ -450,7 +470,11 @@ def _compare_integers(gpu: Gpu, chip: Gpu) -> float:
     return _divide(lanes, parent_lanes)
 
 
-def _carry_l2(l2: float, gpu: Gpu, chip: Gpu) -> float:
+def _carry_l2(
+    l2: float,
+    gpu: Gpu,
+    chip: Gpu,
+) -> float:
     """Carry λ of L2 over. Beyond 1 the SMs ask slower than L2 answers: it follows their number, not
     L2's rate.
 
@@ -513,7 +537,11 @@ def forecast_residuals(
     return residuals | learned
 
 
-def _forecast_idle(gpu: Gpu, rule: ForecastRule, parent: IdlePower) -> tuple[IdlePower, str]:
+def _forecast_idle(
+    gpu: Gpu,
+    rule: ForecastRule,
+    parent: IdlePower,
+) -> tuple[IdlePower, str]:
     """Return idle power as published, else as shares of the limit, and a note of the latter."""
     warming = {"reference_c": parent.reference_c, "per_c": parent.per_c}
     if gpu.power.idle_w is not None:

@@ -129,7 +129,11 @@ class Widening(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=Tru
     def without_sizes(self) -> Widening:
         """Return this widening for ends that hold rows of every size and function of a kind."""
         nothing = ReasonWidening(0.0, 0.0)
-        apart = {**self.apart, OutsideReason.SIZE: nothing, OutsideReason.FORM: nothing}
+        apart = {
+            **self.apart,
+            OutsideReason.SIZE: nothing,
+            OutsideReason.FORM: nothing,
+        }
         return msgspec.structs.replace(self, apart=apart)
 
     def scale(self, near: Array | None) -> Array | None:

@@ -151,14 +151,23 @@ def write_calibration_rows(result: CheckResult, promised: PromisedReplica) -> st
     return text.getvalue()
 
 
-def _make_row(load: CheckedLoad, promised: PromisedReplica, spec: Any) -> dict[str, Any]:
+def _make_row(
+    load: CheckedLoad,
+    promised: PromisedReplica,
+    spec: Any,
+) -> dict[str, Any]:
     """Return the mean decode step of a load, as it must have been."""
     window = load.window
     replica = promised.expected.replica
     decoding = window.rate_per_s * max(window.output_tokens - 1.0, 0.0) * window.tpot_s
     batch = min(max(round(decoding), 1), replica.max_seqs)
     context = max(round(window.prompt_tokens + window.output_tokens / 2.0), 1)
-    step = replace(promised.shared, phase=WorkloadPhase.DECODE, batch=batch, seq=context)
+    step = replace(
+        promised.shared,
+        phase=WorkloadPhase.DECODE,
+        batch=batch,
+        seq=context,
+    )
     prediction = predict(build_graph(spec, step), promised.gpu, clock=replica.clock_hz)
     figures = {figure.name: figure for figure in load.figures}
     latency_ms = 1e3 * float(prediction.latency_s)

@@ -64,7 +64,10 @@ def parse_metrics_text(text: str) -> MetricsText:
 
 
 def _add_bucket(
-    buckets: dict[str, dict[float, float]], name: str, edge: str, number: float
+    buckets: dict[str, dict[float, float]],
+    name: str,
+    edge: str,
+    number: float,
 ) -> None:
     edge_s = read_edge(edge)
     series = buckets.setdefault(name, {})

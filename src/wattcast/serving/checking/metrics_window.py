@@ -12,14 +12,27 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from wattcast.core import BadInput, MissingTool, bad_value
+from wattcast.core import (
+    BadInput,
+    MissingTool,
+    bad_value,
+)
 from wattcast.core.strict_files import read_bytes
-from wattcast.serving.checking.metrics_text import MetricsText, parse_metrics_text, read_finite
+from wattcast.serving.checking.metrics_text import (
+    MetricsText,
+    parse_metrics_text,
+    read_finite,
+)
 
 READ_TIMEOUT_S = 10.0
 LARGEST_ANSWER = 16 << 20
@@ -73,7 +86,11 @@ class MetricsWindow:
         return self.rate_per_s * self.output_tokens
 
 
-def compare_scrapes(before: MetricsText, after: MetricsText, seconds: float) -> MetricsWindow:
+def compare_scrapes(
+    before: MetricsText,
+    after: MetricsText,
+    seconds: float,
+) -> MetricsWindow:
     """Return what happened between two scrapes; an engine that was started anew counts from
     zero.
     """
@@ -113,7 +130,11 @@ def _has_restarted(before: MetricsText, after: MetricsText) -> bool:
     return after.sums.get(name, 0.0) < before.sums.get(name, 0.0)
 
 
-def _increase(before: MetricsText, after: MetricsText, names: Sequence[str]) -> float | None:
+def _increase(
+    before: MetricsText,
+    after: MetricsText,
+    names: Sequence[str],
+) -> float | None:
     now = after.find_sum(names)
     if now is None:
         return None
@@ -134,7 +155,11 @@ def _mean_of(scrapes: Iterable[MetricsText], names: Sequence[str]) -> float | No
     return sum(known) / len(known) if known else None
 
 
-def _find_power_w(before: MetricsText, after: MetricsText, seconds: float) -> float | None:
+def _find_power_w(
+    before: MetricsText,
+    after: MetricsText,
+    seconds: float,
+) -> float | None:
     """Return the mean power of a GPU: from energy counters, or else the readings of the scrapes."""
     for name, joules in ENERGIES.items():
         if name in before.sums and name in after.sums:
@@ -158,7 +183,9 @@ def _find_clock_hz(scrapes: Iterable[MetricsText]) -> float | None:
 
 
 def read_scrapes(
-    sources: Sequence[str], seconds: float | None, sleep: Callable[[float], None] = time.sleep
+    sources: Sequence[str],
+    seconds: float | None,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> list[MetricsWindow]:
     """Read windows from files of scrapes in the order of time, or from an engine that is asked
     twice.
@@ -297,7 +324,11 @@ def _ask_first(client: PrometheusClient, queries: Iterable[str]) -> dict[float, 
     return {}
 
 
-def _make_window(increase: Mapping[str, float], seconds: float, engines: int) -> MetricsWindow:
+def _make_window(
+    increase: Mapping[str, float],
+    seconds: float,
+    engines: int,
+) -> MetricsWindow:
     """Return a window from the increases of histograms and counters."""
 
     def mean(name: str) -> float:
@@ -335,7 +366,12 @@ class PrometheusClient:
 
     def ask(self, query: str) -> dict[float, float]:
         """Return the values of a query by moment; those that are no numbers are left out."""
-        asked = {"query": query, "start": self.start_s, "end": self.end_s, "step": self.step_s}
+        asked = {
+            "query": query,
+            "start": self.start_s,
+            "end": self.end_s,
+            "step": self.step_s,
+        }
         address = f"{self.url.rstrip('/')}/api/v1/query_range?{urllib.parse.urlencode(asked)}"
         series = self._read_series(self.fetch(address))
         values: dict[float, float] = {}

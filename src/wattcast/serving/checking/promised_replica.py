@@ -11,7 +11,11 @@ import numpy as np
 
 from wattcast.hardware import Gpu
 from wattcast.predictor.api import find_gpu
-from wattcast.serving.arrivals import Counts, Trace, draw_trace
+from wattcast.serving.arrivals import (
+    Counts,
+    Trace,
+    draw_trace,
+)
 from wattcast.serving.deployment.expected_service import ExpectedService, measure_figures
 from wattcast.serving.option_bounds import set_card
 from wattcast.serving.request_plan import EngineSettings
@@ -60,7 +64,11 @@ AS_PLANNED = EngineChange()
 class PromisedReplica:
     """The replica of a plan, with its step costs predicted anew."""
 
-    def __init__(self, expected: ExpectedService, gpu: str | Path | Gpu | None = None) -> None:
+    def __init__(
+        self,
+        expected: ExpectedService,
+        gpu: str | Path | Gpu | None = None,
+    ) -> None:
         self.expected = expected
         self.gpu = find_gpu(gpu or expected.replica.gpu, None)
 
@@ -69,7 +77,11 @@ class PromisedReplica:
         """How the GPUs of an engine share the model, and in which formats it runs."""
         replica = self.expected.replica
         layout = {name: getattr(replica, name) for name in ("tp", "pp", "dp", "ep")}
-        return ModelOptions.from_names(**replica.formats, **layout, stack="engine")
+        return ModelOptions.from_names(
+            **replica.formats,
+            **layout,
+            stack="engine",
+        )
 
     @cached_property
     def costs(self) -> StepCosts:
@@ -105,13 +117,21 @@ class PromisedReplica:
         return float(lengths.std() / lengths.mean())
 
     def simulate(
-        self, traffic: ServedTraffic, seed: int, change: EngineChange = AS_PLANNED
+        self,
+        traffic: ServedTraffic,
+        seed: int,
+        change: EngineChange = AS_PLANNED,
     ) -> Figures:
         """Return the figures of a replica under traffic."""
         figures = measure_figures(self._serve(traffic, seed, change))
         return {name: figures[name] for name in COMPARED}
 
-    def _serve(self, traffic: ServedTraffic, seed: int, change: EngineChange) -> ServingResult:
+    def _serve(
+        self,
+        traffic: ServedTraffic,
+        seed: int,
+        change: EngineChange,
+    ) -> ServingResult:
         replica = self.expected.replica
         unit = self._draw(
             traffic.prompt_scale, traffic.output_scale, traffic.requests, seed, traffic.arrivals

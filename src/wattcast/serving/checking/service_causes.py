@@ -15,8 +15,16 @@ seen; the one that leaves least explains it best.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import (
+    Callable,
+    Mapping,
+    Sequence,
+)
+from dataclasses import (
+    dataclass,
+    fields,
+    replace,
+)
 from typing import Any
 
 import numpy as np
@@ -60,7 +68,11 @@ class FoundCause:
     gain: float  # χ² that it takes away
 
 
-def scale_costs(costs: StepCosts, time: float, energy: float) -> StepCosts:
+def scale_costs(
+    costs: StepCosts,
+    time: float,
+    energy: float,
+) -> StepCosts:
     """Return step costs whose times and energies are multiplied."""
     changed: dict[str, Any] = {}
     for name in _TABLES:
@@ -211,13 +223,20 @@ def find_causes(
     return sorted(causes, key=lambda cause: cause.left)
 
 
-def compare_logs(figures: Figures, plain: Figures, names: Sequence[str]) -> Array:
+def compare_logs(
+    figures: Figures,
+    plain: Figures,
+    names: Sequence[str],
+) -> Array:
     """Return the logarithms of figures over plain ones."""
     return np.array([math.log(figures[name] / plain[name]) for name in names])
 
 
 def fit_strength(
-    strengths: Array, effects: Array, seen: Array, sigma: Array
+    strengths: Array,
+    effects: Array,
+    seen: Array,
+    sigma: Array,
 ) -> tuple[float, float]:
     """Return the strength of a cause that leaves least, and the χ² that it leaves.
 

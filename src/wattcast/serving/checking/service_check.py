@@ -186,7 +186,10 @@ def _explain_load(load: CheckedLoad, promised: PromisedReplica) -> list[FoundCau
 
 
 def _check_load(
-    expected: ExpectedService, window: MetricsWindow, promised: PromisedReplica, loads: int
+    expected: ExpectedService,
+    window: MetricsWindow,
+    promised: PromisedReplica,
+    loads: int,
 ) -> CheckedLoad:
     """Compare the figures, the lengths, the load and the clock of one window."""
     traffic = read_traffic(expected, window)
@@ -289,7 +292,10 @@ def widen_for_few(deviations: float, freedom: int) -> float:
 
 
 def _find_spread(
-    expected: ExpectedService, window: MetricsWindow, name: str, promised: PromisedReplica
+    expected: ExpectedService,
+    window: MetricsWindow,
+    name: str,
+    promised: PromisedReplica,
 ) -> tuple[float, float]:
     """Return the offset of an adopted figure, and how far it may be off but for the sampling."""
     adopted = expected.adopted
@@ -322,7 +328,9 @@ def count_doublings(adopted: AdoptedService, window: MetricsWindow) -> float:
 
 
 def find_other_lengths(
-    expected: ExpectedService, window: MetricsWindow, promised: PromisedReplica
+    expected: ExpectedService,
+    window: MetricsWindow,
+    promised: PromisedReplica,
 ) -> list[ServiceFinding]:
     """Return prompts and outputs whose mean is not the planned one."""
     findings = []

@@ -60,7 +60,10 @@ def _mean_of(metric: str) -> str:
 
 
 def _make_power_rule(
-    expected: ExpectedService, level: ExpectedLevel, ends: tuple[float, float], name: str
+    expected: ExpectedService,
+    level: ExpectedLevel,
+    ends: tuple[float, float],
+    name: str,
 ) -> dict[str, Any]:
     """Return the rule of the mean power of a GPU, over all pods of the service."""
     figure = level.figures["power_w"]
@@ -90,7 +93,12 @@ def _make_overload_rule(expected: ExpectedService) -> dict[str, Any]:
     }
 
 
-def _make_rule(title: str, expression: str, level: ExpectedLevel, words: str) -> dict[str, Any]:
+def _make_rule(
+    title: str,
+    expression: str,
+    level: ExpectedLevel,
+    words: str,
+) -> dict[str, Any]:
     load = f"{level.rate_per_s:.3g} requests/s"
     subject = _SUBJECTS[title]
     return {

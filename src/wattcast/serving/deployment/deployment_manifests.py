@@ -10,7 +10,11 @@ import re
 from typing import Any
 
 from wattcast.hardware.catalogue_reader import node_of_gpu
-from wattcast.serving.deployment.engine_command import ENGINE_IMAGE, PORT, EngineCommand
+from wattcast.serving.deployment.engine_command import (
+    ENGINE_IMAGE,
+    PORT,
+    EngineCommand,
+)
 from wattcast.serving.plan_options import PlanOption
 
 Manifest = dict[str, Any]
@@ -37,7 +41,9 @@ def fits_a_node(option: PlanOption) -> bool:
 
 
 def make_kubernetes_manifests(
-    option: PlanOption, command: EngineCommand, replicas: int
+    option: PlanOption,
+    command: EngineCommand,
+    replicas: int,
 ) -> list[Manifest]:
     """Return a Deployment with a pod a replica, and the Service in front of them.
 
@@ -90,21 +96,33 @@ def make_kubernetes_manifests(
         "metadata": {"name": name, "labels": labels},
         "spec": {
             "selector": labels,
-            "ports": [{"name": "http", "port": PORT, "targetPort": "http"}],
+            "ports": [
+                {
+                    "name": "http",
+                    "port": PORT,
+                    "targetPort": "http",
+                }
+            ],
         },
     }
     return [deployment, service]
 
 
 def make_dynamo_manifest(
-    option: PlanOption, commands: dict[str, EngineCommand], replicas: int
+    option: PlanOption,
+    commands: dict[str, EngineCommand],
+    replicas: int,
 ) -> Manifest:
     """Return a Dynamo graph: a front end, and workers that decode, with those for prompts apart.
 
     ``commands`` are by role: ``prefill`` and ``decode``, or one without a role that does both.
     """
     model = next(iter(commands.values())).model
-    counts = {"": replicas, "prefill": 0, "decode": 0}
+    counts = {
+        "": replicas,
+        "prefill": 0,
+        "decode": 0,
+    }
     if option.pools[0]:
         counts["prefill"] = replicas * option.pools[0]
         counts["decode"] = replicas * option.pools[1]
@@ -129,7 +147,10 @@ def make_dynamo_manifest(
 
 
 def _make_dynamo_worker(
-    option: PlanOption, command: EngineCommand, role: str, replicas: int
+    option: PlanOption,
+    command: EngineCommand,
+    role: str,
+    replicas: int,
 ) -> Manifest:
     """Return the workers of one role. Dynamo's runtime has its own port, so none is given."""
     arguments = list(command.arguments)
@@ -161,7 +182,11 @@ def _gpu_resource(option: PlanOption) -> str:
 
 def _make_token_variable() -> Manifest:
     """Return the access token of the hub, which only gated models need."""
-    secret = {"name": "hugging-face-token", "key": "HF_TOKEN", "optional": True}
+    secret = {
+        "name": "hugging-face-token",
+        "key": "HF_TOKEN",
+        "optional": True,
+    }
     return {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": secret}}
 
 

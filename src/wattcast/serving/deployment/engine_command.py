@@ -56,7 +56,10 @@ class EngineCommand:
 
 
 def make_engine_command(
-    option: PlanOption, model: str | Path | ModelSpec, spec: ModelSpec, role: str = ""
+    option: PlanOption,
+    model: str | Path | ModelSpec,
+    spec: ModelSpec,
+    role: str = "",
 ) -> EngineCommand:
     """Return the command of one engine of a plan's replica.
 

@@ -24,7 +24,11 @@ import numpy as np
 from wattcast import __version__
 from wattcast.coefficients import load_coefficients
 from wattcast.core import bad_value, check_names
-from wattcast.core.strict_files import convert_plain, decode_json, read_bytes
+from wattcast.core.strict_files import (
+    convert_plain,
+    decode_json,
+    read_bytes,
+)
 from wattcast.predictor.engine_host import ENGINE
 from wattcast.predictor.prediction_json import take_fields
 from wattcast.serving.option_runs import serve_rate
@@ -193,7 +197,10 @@ def expect_service(plan: ServingPlan, model: str | Path) -> ExpectedService:
 
 
 def expect_level(
-    demand: ServiceDemand, option: PlanOption, capacity_per_s: float, share: float
+    demand: ServiceDemand,
+    option: PlanOption,
+    capacity_per_s: float,
+    share: float,
 ) -> ExpectedLevel:
     """Return what a replica does at a share of its capacity."""
     rate_per_s = share * capacity_per_s
@@ -211,7 +218,10 @@ def expect_level(
 
 
 def simulate_rate(
-    demand: ServiceDemand, option: PlanOption, rate_per_s: float, seeds: int = SEEDS
+    demand: ServiceDemand,
+    option: PlanOption,
+    rate_per_s: float,
+    seeds: int = SEEDS,
 ) -> list[ServingResult]:
     """Simulate a replica at a rate with several draws of the traffic."""
     results = []
@@ -237,7 +247,9 @@ def measure_figures(result: ServingResult) -> dict[str, float]:
 
 
 def widen_figure(
-    values: np.ndarray[Any, Any], serving: float, model: tuple[float, float]
+    values: np.ndarray[Any, Any],
+    serving: float,
+    model: tuple[float, float],
 ) -> ExpectedFigure:
     """Return the mean of several draws with its interval.
 

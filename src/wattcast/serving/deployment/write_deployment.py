@@ -32,7 +32,9 @@ ALERTS_FILE = "alerts.yaml"
 
 
 def write_deployment(
-    plan: ServingPlan, model: str | Path, folder: Path
+    plan: ServingPlan,
+    model: str | Path,
+    folder: Path,
 ) -> tuple[list[Path], list[str]]:
     """Write the files of a plan into a folder; return them, and what has to be known about them."""
     option = plan.option
@@ -144,4 +146,9 @@ def dump_yaml(documents: Sequence[Manifest | dict[str, Any]]) -> str:
             return True
 
     several = len(documents) > 1
-    return yaml.dump_all(documents, Dumper=PlainDumper, sort_keys=False, explicit_start=several)
+    return yaml.dump_all(
+        documents,
+        Dumper=PlainDumper,
+        sort_keys=False,
+        explicit_start=several,
+    )

@@ -15,7 +15,13 @@ from wattcast.workload.models import engine_layers
 from wattcast.workload.models import shared_layers as layers
 from wattcast.workload.operator_types import Elementwise, LayerNorm
 from wattcast.workload.program import PassSettings, Program
-from wattcast.workload.symbolic_tensor import Tape, Tensor, cat, fill, pointwise
+from wattcast.workload.symbolic_tensor import (
+    Tape,
+    Tensor,
+    cat,
+    fill,
+    pointwise,
+)
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,11 @@ class GptDims:
     dropout: float = 0.1
 
 
-def trace_gpt(dims: GptDims, run: PassSettings, program: Program) -> None:
+def trace_gpt(
+    dims: GptDims,
+    run: PassSettings,
+    program: Program,
+) -> None:
     """Trace one pass over ``run.length`` new tokens a sequence."""
     is_gpt2 = dims.style == "gpt2"
 
@@ -47,14 +57,24 @@ def trace_gpt(dims: GptDims, run: PassSettings, program: Program) -> None:
             x = functional.dropout(x, dims.dropout)
         return [x, *mask]
 
-    def layer(tape: Tape, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def layer(
+        tape: Tape,
+        x: Tensor,
+        mask: Tensor | None = None,
+    ) -> Tensor:
         def attention(y: Tensor) -> Tensor:
             return _gpt_attention(dims, run, y, mask)
 
         def mlp(y: Tensor) -> Tensor:
             return layers.feed_forward(run, y, dims.intermediate, dims.activation, in_major=is_gpt2)
 
-        return layers.add_parts(run, x, p=dims.dropout, attention=attention, mlp=mlp)
+        return layers.add_parts(
+            run,
+            x,
+            p=dims.dropout,
+            attention=attention,
+            mlp=mlp,
+        )
 
     def engine_layer(tape: Tape, x: Tensor) -> Tensor:
         return _engine_gpt_layer(dims, run, x)
@@ -65,7 +85,11 @@ def trace_gpt(dims: GptDims, run: PassSettings, program: Program) -> None:
     program.stack(embed, engine_layer if run.engine else layer, head, dims.layers)
 
 
-def _embed_gpt_places(dims: GptDims, run: PassSettings, tape: Tape) -> Tensor:
+def _embed_gpt_places(
+    dims: GptDims,
+    run: PassSettings,
+    tape: Tape,
+) -> Tensor:
     """Look up the positions of the tokens.
 
     OPT counts its positions from an attention mask of ones, and keeps two rows more than positions.
@@ -80,7 +104,12 @@ def _embed_gpt_places(dims: GptDims, run: PassSettings, tape: Tape) -> Tensor:
     return layers.embed(run, tape, dims.max_positions + 2, dims.hidden)
 
 
-def _gpt_attention(dims: GptDims, run: PassSettings, x: Tensor, mask: Tensor | None) -> Tensor:
+def _gpt_attention(
+    dims: GptDims,
+    run: PassSettings,
+    x: Tensor,
+    mask: Tensor | None,
+) -> Tensor:
     """Attend over earlier tokens; GPT-2 stores weights as ``[in, out]``."""
     is_gpt2 = dims.style == "gpt2"
     head_dim = dims.hidden // dims.heads
@@ -96,14 +125,20 @@ def _gpt_attention(dims: GptDims, run: PassSettings, x: Tensor, mask: Tensor | N
     k = layers.append_cache(run, k)
     v = layers.append_cache(run, v)
     terms = layers.ScoreTerms(
-        mask=mask, wide_softmax=not is_gpt2, dropout=dims.dropout if is_gpt2 else 0.0
+        mask=mask,
+        wide_softmax=not is_gpt2,
+        dropout=dims.dropout if is_gpt2 else 0.0,
     )
     out = layers.attend(run, q, k, v, causal=True, terms=terms)
     out = layers.project(run, out, dims.hidden, bias=True, in_major=is_gpt2)
     return functional.leave_parallel(out, run.tp)
 
 
-def _engine_gpt_layer(dims: GptDims, run: PassSettings, x: Tensor) -> Tensor:
+def _engine_gpt_layer(
+    dims: GptDims,
+    run: PassSettings,
+    x: Tensor,
+) -> Tensor:
     """Run a layer as an engine does.
 
     It merges the products of queries, keys and values, and runs one kernel for each of the rest.
@@ -145,7 +180,11 @@ class T5Dims:
     dropout: float = 0.1
 
 
-def trace_t5(dims: T5Dims, run: PassSettings, program: Program) -> None:
+def trace_t5(
+    dims: T5Dims,
+    run: PassSettings,
+    program: Program,
+) -> None:
     """Trace the encoder over ``run.source`` tokens and the decoder over its new ones.
 
     In decode the encoder does not run.
@@ -157,15 +196,28 @@ def trace_t5(dims: T5Dims, run: PassSettings, program: Program) -> None:
         _trace_t5_decoder(dims, run, program, source)
 
 
-def _trace_t5_encoder(dims: T5Dims, run: PassSettings, program: Program) -> list[Tensor]:
+def _trace_t5_encoder(
+    dims: T5Dims,
+    run: PassSettings,
+    program: Program,
+) -> list[Tensor]:
     """Trace the encoder and return what it made of the source."""
-    read = replace(run, length=run.source or run.length, past=0, cached=False)
+    read = replace(
+        run,
+        length=run.source or run.length,
+        past=0,
+        cached=False,
+    )
 
     def embed(tape: Tape) -> list[Tensor]:
         x = _embed_t5_tokens(dims, read, tape, tied=False)
         return [x, _bias_distances(dims, read, tape, decoder=False)]
 
-    def layer(tape: Tape, x: Tensor, bias: Tensor) -> Tensor:
+    def layer(
+        tape: Tape,
+        x: Tensor,
+        bias: Tensor,
+    ) -> Tensor:
         def attention(y: Tensor) -> Tensor:
             return _t5_attention(dims, read, y, y, bias)
 
@@ -180,7 +232,10 @@ def _trace_t5_encoder(dims: T5Dims, run: PassSettings, program: Program) -> list
 
 
 def _trace_t5_decoder(
-    dims: T5Dims, run: PassSettings, program: Program, source: list[Tensor]
+    dims: T5Dims,
+    run: PassSettings,
+    program: Program,
+    source: list[Tensor],
 ) -> None:
     """Trace the decoder over its new tokens; without a source, its keys and values are cached."""
 
@@ -195,7 +250,13 @@ def _trace_t5_decoder(
 
     x, bias, zeros, *masks = program.section("decoder.embedding", embed)
 
-    def layer(tape: Tape, x: Tensor, bias: Tensor, zeros: Tensor, *inputs: Tensor) -> Tensor:
+    def layer(
+        tape: Tape,
+        x: Tensor,
+        bias: Tensor,
+        zeros: Tensor,
+        *inputs: Tensor,
+    ) -> Tensor:
         mask = inputs[0] if masks else None
         encoded = inputs[-1] if source else None
 
@@ -239,11 +300,32 @@ def _add_t5_parts(
         return feed_forward(run, y, dims.intermediate, dims.activation, bias=False)
 
     if cross is None:
-        return layers.add_parts(run, x, norm, p=dims.dropout, attention=attention, mlp=mlp)
-    return layers.add_parts(run, x, norm, p=dims.dropout, attention=attention, cross=cross, mlp=mlp)
+        return layers.add_parts(
+            run,
+            x,
+            norm,
+            p=dims.dropout,
+            attention=attention,
+            mlp=mlp,
+        )
+    return layers.add_parts(
+        run,
+        x,
+        norm,
+        p=dims.dropout,
+        attention=attention,
+        cross=cross,
+        mlp=mlp,
+    )
 
 
-def _embed_t5_tokens(dims: T5Dims, run: PassSettings, tape: Tape, *, tied: bool) -> Tensor:
+def _embed_t5_tokens(
+    dims: T5Dims,
+    run: PassSettings,
+    tape: Tape,
+    *,
+    tied: bool,
+) -> Tensor:
     """Look up the tokens; a ``tied`` table is one that was looked up before."""
     rows = -(-dims.vocab // run.tp)
     table = tape.parameter(rows, dims.hidden, dtype=run.dtype, tied=tied)
@@ -252,7 +334,13 @@ def _embed_t5_tokens(dims: T5Dims, run: PassSettings, tape: Tape, *, tied: bool)
     return functional.dropout(x, dims.dropout)
 
 
-def _bias_distances(dims: T5Dims, run: PassSettings, tape: Tape, *, decoder: bool) -> Tensor:
+def _bias_distances(
+    dims: T5Dims,
+    run: PassSettings,
+    tape: Tape,
+    *,
+    decoder: bool,
+) -> Tensor:
     """Return the learned bias of each pair of a query and a key, by the bucket of their distance.
 
     Buckets are logarithmic beyond some distance. In an encoder either side has half of them."""
@@ -320,7 +408,11 @@ def _t5_attention(
         bias = _hide_later_keys(run, bias)
     if run.flash:
         bias = bias.contiguous()
-    terms = layers.ScoreTerms(mask=mask, bias=bias, dropout=dims.dropout)
+    terms = layers.ScoreTerms(
+        mask=mask,
+        bias=bias,
+        dropout=dims.dropout,
+    )
     out = layers.attend(run, q, k, v, causal=False, terms=terms)
     return functional.leave_parallel(layers.project(run, out, dims.hidden), run.tp)
 
@@ -353,7 +445,11 @@ class WhisperDims:
     dropout: float = 0.0
 
 
-def trace_whisper(dims: WhisperDims, run: PassSettings, program: Program) -> None:
+def trace_whisper(
+    dims: WhisperDims,
+    run: PassSettings,
+    program: Program,
+) -> None:
     """Trace the encoder once and the decoder's new tokens.
 
     In decode the encoder does not run: its keys and values are cached.
@@ -377,22 +473,47 @@ def trace_whisper(dims: WhisperDims, run: PassSettings, program: Program) -> Non
         def attention(y: Tensor) -> Tensor:
             return _whisper_attention(dims, run, y, y, causal=False)
 
-        return layers.add_parts(run, x, p=dims.dropout, attention=attention, mlp=mlp)
+        return layers.add_parts(
+            run,
+            x,
+            p=dims.dropout,
+            attention=attention,
+            mlp=mlp,
+        )
 
     def encoder_norm(tape: Tape, x: Tensor) -> Tensor:
         return layers.layer_norm(run, x)
 
-    def decoder_layer(tape: Tape, x: Tensor, *inputs: Tensor) -> Tensor:
+    def decoder_layer(
+        tape: Tape,
+        x: Tensor,
+        *inputs: Tensor,
+    ) -> Tensor:
         mask = inputs[0] if masks else None
         encoded = inputs[-1] if sound else None
 
         def attention(y: Tensor) -> Tensor:
-            return _whisper_attention(dims, run, y, y, causal=True, mask=mask, cached=True)
+            return _whisper_attention(
+                dims,
+                run,
+                y,
+                y,
+                causal=True,
+                mask=mask,
+                cached=True,
+            )
 
         def cross(y: Tensor) -> Tensor:
             return _whisper_attention(dims, run, y, encoded, causal=False, cached=True)
 
-        return layers.add_parts(run, x, p=dims.dropout, attention=attention, cross=cross, mlp=mlp)
+        return layers.add_parts(
+            run,
+            x,
+            p=dims.dropout,
+            attention=attention,
+            cross=cross,
+            mlp=mlp,
+        )
 
     def head(tape: Tape, x: Tensor) -> Tensor:
         return layers.language_head(run, layers.layer_norm(run, x), dims.vocab, tied=True)
@@ -407,7 +528,11 @@ def trace_whisper(dims: WhisperDims, run: PassSettings, program: Program) -> Non
     program.section("head", head, x)
 
 
-def _embed_sound(dims: WhisperDims, run: PassSettings, tape: Tape) -> Tensor:
+def _embed_sound(
+    dims: WhisperDims,
+    run: PassSettings,
+    tape: Tape,
+) -> Tensor:
     """Convolve twice over time, halving it the second time; add positions."""
     x = tape.empty((run.batch, dims.mel_bins, 2 * dims.frames), run.dtype)
     for stride in (1, 2):
@@ -478,7 +603,11 @@ class BertDims:
     counted_positions: bool = False  # RoBERTa
 
 
-def trace_bert(dims: BertDims, run: PassSettings, program: Program) -> None:
+def trace_bert(
+    dims: BertDims,
+    run: PassSettings,
+    program: Program,
+) -> None:
     """Trace one pass over whole sequences, and the pooler or the masked-token head."""
 
     def embed(tape: Tape) -> Tensor:
@@ -507,7 +636,11 @@ def trace_bert(dims: BertDims, run: PassSettings, program: Program) -> None:
     program.stack(embed, layer, head, dims.layers)
 
 
-def _embed_bert(dims: BertDims, run: PassSettings, tape: Tape) -> Tensor:
+def _embed_bert(
+    dims: BertDims,
+    run: PassSettings,
+    tape: Tape,
+) -> Tensor:
     """Add token, type and position rows, and norm them."""
     counted = dims.counted_positions
     if counted:
@@ -550,7 +683,11 @@ class ModernBertDims:
     mlp_bias: bool = False
 
 
-def trace_modernbert(dims: ModernBertDims, run: PassSettings, program: Program) -> None:
+def trace_modernbert(
+    dims: ModernBertDims,
+    run: PassSettings,
+    program: Program,
+) -> None:
     """Trace one pass over whole sequences; only the first layer has no norm before its
     attention.
     """
@@ -573,7 +710,12 @@ def trace_modernbert(dims: ModernBertDims, run: PassSettings, program: Program) 
             run, x, dims.intermediate, dims.activation, merged=True, bias=dims.mlp_bias
         )
 
-    def layer(tape: Tape, x: Tensor, *tables: Tensor, first: bool = False) -> Tensor:
+    def layer(
+        tape: Tape,
+        x: Tensor,
+        *tables: Tensor,
+        first: bool = False,
+    ) -> Tensor:
         def attention(y: Tensor) -> Tensor:
             return _modernbert_attention(dims, run, y, *tables)
 
@@ -678,7 +820,11 @@ class PatchStyle:
     looked_up: bool = False  # positions are looked up
 
 
-def trace_vit(dims: VitDims, run: PassSettings, program: Program) -> None:
+def trace_vit(
+    dims: VitDims,
+    run: PassSettings,
+    program: Program,
+) -> None:
     """Trace one pass over ``run.batch`` pictures."""
     looked_up = not dims.class_token
     patch_style = PatchStyle(
@@ -717,7 +863,11 @@ def trace_vit(dims: VitDims, run: PassSettings, program: Program) -> None:
     program.stack(embed, layer, head, dims.layers)
 
 
-def embed_patches(run: PassSettings, tape: Tape, style: PatchStyle) -> Tensor:
+def embed_patches(
+    run: PassSettings,
+    tape: Tape,
+    style: PatchStyle,
+) -> Tensor:
     """Cut the picture into patches by a convolution and add positions."""
     hidden = style.hidden
     x = layers.cut_patches(run, tape, style.channels, hidden, style.patch, bias=style.bias)

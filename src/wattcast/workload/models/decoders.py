@@ -17,7 +17,12 @@ from wattcast.workload.models import shared_layers as layers
 from wattcast.workload.models.shared_layers import StateDims
 from wattcast.workload.operator_types import LayerNorm, RmsNorm
 from wattcast.workload.program import PassSettings, Program
-from wattcast.workload.symbolic_tensor import Tape, Tensor, cat, pointwise
+from wattcast.workload.symbolic_tensor import (
+    Tape,
+    Tensor,
+    cat,
+    pointwise,
+)
 
 
 @dataclass(frozen=True)
@@ -114,7 +119,11 @@ class DecoderDims:
         return int(self.dim * self.rotary_share)
 
 
-def trace_decoder(dims: DecoderDims, run: PassSettings, program: Program) -> None:
+def trace_decoder(
+    dims: DecoderDims,
+    run: PassSettings,
+    program: Program,
+) -> None:
     """Trace one pass over ``run.length`` new tokens a sequence."""
     windows = sorted({group.window or group.chunk for group in dims.layer_groups})
     masked_windows = [
@@ -182,7 +191,10 @@ def _name_group(dims: DecoderDims, group: LayerGroup) -> str:
 
 
 def _embed_tokens(
-    dims: DecoderDims, run: PassSettings, windows: list[int], tape: Tape
+    dims: DecoderDims,
+    run: PassSettings,
+    windows: list[int],
+    tape: Tape,
 ) -> list[Tensor]:
     """Return token rows, rotary tables, and the masks that layers need."""
     x = layers.embed_tokens(run, tape, dims.vocab, dims.hidden)
@@ -200,13 +212,21 @@ def _embed_tokens(
     return [x, *tables[-1], *masks]
 
 
-def _layer_body(dims: DecoderDims, group: LayerGroup, run: PassSettings) -> Callable[..., Tensor]:
+def _layer_body(
+    dims: DecoderDims,
+    group: LayerGroup,
+    run: PassSettings,
+) -> Callable[..., Tensor]:
     """Return the function of one layer of a group."""
 
     def mix(x: Tensor, *tables: Tensor) -> Tensor:
         return _mix_tokens(dims, group, run, x, *tables)
 
-    def parallel_layer(tape: Tape, x: Tensor, *tables: Tensor) -> Tensor:
+    def parallel_layer(
+        tape: Tape,
+        x: Tensor,
+        *tables: Tensor,
+    ) -> Tensor:
         normed = _enter_block(dims, run, x)
         with tape.scope("attention"):
             attended = mix(normed, *tables)
@@ -218,7 +238,11 @@ def _layer_body(dims: DecoderDims, group: LayerGroup, run: PassSettings) -> Call
                 return out
             return attended + out + x
 
-    def layer(tape: Tape, x: Tensor, *tables: Tensor) -> Tensor:
+    def layer(
+        tape: Tape,
+        x: Tensor,
+        *tables: Tensor,
+    ) -> Tensor:
         if group.mixer != "none":
             with tape.scope("attention"):
                 normed = _enter_block(dims, run, x)
@@ -257,7 +281,10 @@ def _mix_tokens(
 
 
 def _enter_block(
-    dims: DecoderDims, run: PassSettings, x: Tensor, to_products: bool = True
+    dims: DecoderDims,
+    run: PassSettings,
+    x: Tensor,
+    to_products: bool = True,
 ) -> Tensor:
     """Return the input of attention or feed-forward.
 
@@ -271,7 +298,12 @@ def _enter_block(
     return engine_layers.add_norm(run, x, kind, to_products=to_products, bias=dims.norm == "layer")
 
 
-def _leave_block(dims: DecoderDims, run: PassSettings, x: Tensor, out: Tensor) -> Tensor:
+def _leave_block(
+    dims: DecoderDims,
+    run: PassSettings,
+    x: Tensor,
+    out: Tensor,
+) -> Tensor:
     """Add the result of attention or feed-forward to the residual.
 
     An engine's next norm adds, and multiplies, it.
@@ -285,7 +317,11 @@ def _leave_block(dims: DecoderDims, run: PassSettings, x: Tensor, out: Tensor) -
     return x + out
 
 
-def _normalise_rows(dims: DecoderDims, run: PassSettings, x: Tensor) -> Tensor:
+def _normalise_rows(
+    dims: DecoderDims,
+    run: PassSettings,
+    x: Tensor,
+) -> Tensor:
     if dims.norm in ("rms", "gemma"):
         return layers.rms_norm(run, x, gemma=dims.norm == "gemma")
     if dims.norm == "cohere" and not run.engine:
@@ -308,7 +344,12 @@ def _normalise_wide(run: PassSettings, x: Tensor) -> Tensor:
 
 
 def _self_attention(
-    dims: DecoderDims, run: PassSettings, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None
+    dims: DecoderDims,
+    run: PassSettings,
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    mask: Tensor | None,
 ) -> Tensor:
     """Project to queries, keys and values; rotate; cache; attend; project back."""
     x = functional.enter_parallel(x, run.tp)
@@ -344,7 +385,11 @@ def _self_attention(
     return functional.leave_parallel(layers.project(run, out, dims.hidden, dims.out_bias), run.tp)
 
 
-def _query_key_value(dims: DecoderDims, run: PassSettings, x: Tensor) -> list[Tensor]:
+def _query_key_value(
+    dims: DecoderDims,
+    run: PassSettings,
+    x: Tensor,
+) -> list[Tensor]:
     """Return queries, keys and values, and the gate of a gated model.
 
     The first three are ``[batch, heads, length, dim]``, the gate is ``[batch, length, width]``.
@@ -372,7 +417,11 @@ def _query_key_value(dims: DecoderDims, run: PassSettings, x: Tensor) -> list[Te
     return [q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), *gate]
 
 
-def _norm_heads(dims: DecoderDims, run: PassSettings, flat: Tensor) -> Tensor:
+def _norm_heads(
+    dims: DecoderDims,
+    run: PassSettings,
+    flat: Tensor,
+) -> Tensor:
     """Norm queries or keys, all heads together or each by itself, and view them by head."""
     if dims.qk_norm_wide:
         flat = layers.rms_norm(run, flat)
@@ -386,7 +435,12 @@ def _view_heads(dims: DecoderDims, flat: Tensor) -> Tensor:
     return flat.view(*flat.shape[:2], -1, dims.dim)
 
 
-def _rotate_heads(dims: DecoderDims, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _rotate_heads(
+    dims: DecoderDims,
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+) -> Tensor:
     """Rotate all of each head, its first part and concatenate the rest (Phi), or nothing (MPT)."""
     if not dims.rotated:
         return x
@@ -396,7 +450,11 @@ def _rotate_heads(dims: DecoderDims, x: Tensor, cos: Tensor, sin: Tensor) -> Ten
     return cat([turned, x.slice(-1, dims.rotated, dims.dim)], -1)
 
 
-def _feed_forward(dims: DecoderDims, run: PassSettings, x: Tensor) -> Tensor:
+def _feed_forward(
+    dims: DecoderDims,
+    run: PassSettings,
+    x: Tensor,
+) -> Tensor:
     if dims.experts:
         from wattcast.workload.models.sparse_layers import mix_experts  # most decoders have none
 
@@ -412,7 +470,12 @@ def _feed_forward(dims: DecoderDims, run: PassSettings, x: Tensor) -> Tensor:
 
 
 def _engine_attention(
-    dims: DecoderDims, run: PassSettings, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None
+    dims: DecoderDims,
+    run: PassSettings,
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    mask: Tensor | None,
 ) -> Tensor:
     """Attend as an inference engine does: one product, and one kernel for each of the rest.
 
@@ -436,7 +499,14 @@ def _engine_attention(
     if dims.sink:
         x.tape.parameter(heads, dtype=run.dtype)
     out = engine_layers.paged_attention(
-        run, q, k, v, dims.window, chunk=group.chunk, softcap=dims.softcap, sink=dims.sink
+        run,
+        q,
+        k,
+        v,
+        dims.window,
+        chunk=group.chunk,
+        softcap=dims.softcap,
+        sink=dims.sink,
     )
     if gate:
         out = pointwise("mul", out, pointwise("sigmoid", gate[0].reshape(*out.shape)))

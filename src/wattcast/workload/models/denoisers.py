@@ -12,7 +12,13 @@ from wattcast.core import Dtype
 from wattcast.workload import tensor_functions as functional
 from wattcast.workload.models import shared_layers as layers
 from wattcast.workload.program import PassSettings, Program
-from wattcast.workload.symbolic_tensor import Tape, Tensor, cat, fill, pointwise
+from wattcast.workload.symbolic_tensor import (
+    Tape,
+    Tensor,
+    cat,
+    fill,
+    pointwise,
+)
 
 
 @dataclass(frozen=True)
@@ -32,7 +38,11 @@ class UnetDims:
     image: int = 64  # latent pixels
 
 
-def trace_unet(dims: UnetDims, run: PassSettings, program: Program) -> None:
+def trace_unet(
+    dims: UnetDims,
+    run: PassSettings,
+    program: Program,
+) -> None:
     """Trace the noise of every latent pixel, from the latent, the time and the text."""
 
     def whole(tape: Tape) -> Tensor:
@@ -78,7 +88,12 @@ def trace_unet(dims: UnetDims, run: PassSettings, program: Program) -> None:
     program.section("unet", whole)
 
 
-def _embed_vector(run: PassSettings, x: Tensor, width: int, function: str = "silu") -> Tensor:
+def _embed_vector(
+    run: PassSettings,
+    x: Tensor,
+    width: int,
+    function: str = "silu",
+) -> Tensor:
     inner = functional.activation(function, layers.project(run, x, width, bias=True))
     return layers.project(run, inner, width, bias=True)
 
@@ -89,7 +104,12 @@ def _norm_convolve(x: Tensor, width: int) -> Tensor:
     )
 
 
-def _add_residual(run: PassSettings, x: Tensor, time: Tensor, width: int) -> Tensor:
+def _add_residual(
+    run: PassSettings,
+    x: Tensor,
+    time: Tensor,
+    width: int,
+) -> Tensor:
     """Convolve twice with the time added between; the input is added through a 1x1 where the width
     changes.
 
@@ -104,7 +124,13 @@ def _add_residual(run: PassSettings, x: Tensor, time: Tensor, width: int) -> Ten
         ) * 1.0
 
 
-def _attend_text(dims: UnetDims, run: PassSettings, x: Tensor, text: Tensor, depth: int) -> Tensor:
+def _attend_text(
+    dims: UnetDims,
+    run: PassSettings,
+    x: Tensor,
+    text: Tensor,
+    depth: int,
+) -> Tensor:
     """Let pixels attend to one another and to the text, then run a gated feed-forward layer,
     ``depth`` times.
 
@@ -132,7 +158,12 @@ def _attend_text(dims: UnetDims, run: PassSettings, x: Tensor, text: Tensor, dep
         return (functional.convolve(y, c, 1, bias=True) if dims.heads else y) + x
 
 
-def _cross_attention(dims: UnetDims, run: PassSettings, x: Tensor, source: Tensor) -> Tensor:
+def _cross_attention(
+    dims: UnetDims,
+    run: PassSettings,
+    x: Tensor,
+    source: Tensor,
+) -> Tensor:
     """Attend with queries from ``x``, keys and values from ``source``; only the output has a
     bias.
     """
@@ -157,7 +188,11 @@ class DitDims:
     image: int = 32  # latent pixels
 
 
-def trace_dit(dims: DitDims, run: PassSettings, program: Program) -> None:
+def trace_dit(
+    dims: DitDims,
+    run: PassSettings,
+    program: Program,
+) -> None:
     """Trace noise and variance of every latent pixel, from the latent, the time and the class."""
     hidden = dims.hidden
 
@@ -174,7 +209,11 @@ def trace_dit(dims: DitDims, run: PassSettings, program: Program) -> None:
         )
         return x, time + label
 
-    def layer(tape: Tape, x: Tensor, signal: Tensor) -> Tensor:
+    def layer(
+        tape: Tape,
+        x: Tensor,
+        signal: Tensor,
+    ) -> Tensor:
         """Attend, then feed forward, each shifted and scaled before and gated after by the
         signal.
         """
@@ -190,7 +229,11 @@ def trace_dit(dims: DitDims, run: PassSettings, program: Program) -> None:
             x = x + parts[2] * layers.project(run, out, hidden, bias=True)
         return _feed_gated(run, x, parts, dims.mlp_ratio)
 
-    def head(tape: Tape, x: Tensor, signal: Tensor) -> Tensor:
+    def head(
+        tape: Tape,
+        x: Tensor,
+        signal: Tensor,
+    ) -> Tensor:
         """Apply a last modulated norm, project to pixels, and put the patches back in place."""
         shift, scale = _split_signal(run, signal, 2)
         pixels = dims.patch * dims.patch * 2 * dims.channels
@@ -199,14 +242,22 @@ def trace_dit(dims: DitDims, run: PassSettings, program: Program) -> None:
     program.stack(embed, layer, head, dims.layers, head_inputs=1)
 
 
-def _split_signal(run: PassSettings, signal: Tensor, count: int) -> list[Tensor]:
+def _split_signal(
+    run: PassSettings,
+    signal: Tensor,
+    count: int,
+) -> list[Tensor]:
     """Project the signal to ``count`` shifts, scales and gates."""
     width = signal.shape[-1]
     control = layers.project(run, functional.activation("silu", signal), count * width, bias=True)
     return [part.unsqueeze(1) for part in control.split(*[width] * count)]
 
 
-def _modulate_rows(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+def _modulate_rows(
+    x: Tensor,
+    shift: Tensor,
+    scale: Tensor,
+) -> Tensor:
     """Compute norm(x)·(1 + scale) + shift, the norm without weights."""
     return functional.layer_norm(x, None, None) * (scale + 1.0) + shift
 
@@ -242,7 +293,11 @@ class JointDims:
         return self.heads * self.head_dim
 
 
-def trace_joint(dims: JointDims, run: PassSettings, program: Program) -> None:
+def trace_joint(
+    dims: JointDims,
+    run: PassSettings,
+    program: Program,
+) -> None:
     """Trace one denoising step: layers of two streams, then layers of one, or a last one that
     leaves the text.
     """
@@ -277,7 +332,11 @@ def trace_joint(dims: JointDims, run: PassSettings, program: Program) -> None:
         ]
 
     def one_stream(
-        tape: Tape, x: Tensor, text: Tensor, signal: Tensor, *angles: Tensor
+        tape: Tape,
+        x: Tensor,
+        text: Tensor,
+        signal: Tensor,
+        *angles: Tensor,
     ) -> list[Tensor]:
         """Attend and feed forward side by side over text and picture as one row of tokens."""
         joined = cat([text, x], 1)
@@ -291,7 +350,11 @@ def trace_joint(dims: JointDims, run: PassSettings, program: Program) -> None:
         out = joined + gate * layers.project(run, cat([out, wide], 2), hidden, bias=True)
         return [out.slice(1, text.shape[1], out.shape[1]), out.slice(1, 0, text.shape[1])]
 
-    def head(tape: Tape, x: Tensor, signal: Tensor) -> Tensor:
+    def head(
+        tape: Tape,
+        x: Tensor,
+        signal: Tensor,
+    ) -> Tensor:
         scale, shift = _split_signal(run, signal, 2)
         out = layers.project(
             run, _modulate_rows(x, shift, scale), dims.patch**2 * dims.channels, bias=True
@@ -314,7 +377,12 @@ def trace_joint(dims: JointDims, run: PassSettings, program: Program) -> None:
     program.section("head", head, x, rest[0])
 
 
-def _embed_waves(run: PassSettings, tape: Tape, width: int, waves: int = 256) -> Tensor:
+def _embed_waves(
+    run: PassSettings,
+    tape: Tape,
+    width: int,
+    waves: int = 256,
+) -> Tensor:
     """Turn a number into sines and cosines, cosines first, and pass them through two layers."""
     rates = pointwise(
         "exp", pointwise("scale", pointwise("scale", fill(tape, (waves // 2,), Dtype.FP32)))
@@ -327,7 +395,11 @@ def _embed_waves(run: PassSettings, tape: Tape, width: int, waves: int = 256) ->
     return _embed_vector(run, cat(halves[::-1], -1).to(run.dtype), width)
 
 
-def _rotate_axes(dims: JointDims, tape: Tape, tokens: int) -> tuple[Tensor, Tensor]:
+def _rotate_axes(
+    dims: JointDims,
+    tape: Tape,
+    tokens: int,
+) -> tuple[Tensor, Tensor]:
     """Return cosines and sines of every token's place, computed in fp64 an axis at a time."""
     with tape.scope("rotary"):
         waves: tuple[list[Tensor], list[Tensor]] = ([], [])
@@ -378,7 +450,12 @@ def _attend_two(
     )
 
 
-def _feed_gated(run: PassSettings, x: Tensor, parts: list[Tensor], mlp_ratio: float) -> Tensor:
+def _feed_gated(
+    run: PassSettings,
+    x: Tensor,
+    parts: list[Tensor],
+    mlp_ratio: float,
+) -> Tensor:
     """Add a feed-forward layer, modulated before and gated after."""
     with x.tape.scope("mlp"):
         width = int(x.shape[-1] * mlp_ratio)
@@ -414,7 +491,11 @@ def _attend_joint(
     return layers.attend(run, q, k, v, causal=False)
 
 
-def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _rotate_pairs(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+) -> Tensor:
     """Rotate neighbouring values of every head in fp32, ``[batch, length, heads, dim]``."""
     cos, sin = (t.unsqueeze(1) for t in (cos, sin))
     half = x.shape[-1] // 2
@@ -448,14 +529,22 @@ class VideoDims:
         return self.heads * self.head_dim
 
 
-def trace_video(dims: VideoDims, run: PassSettings, program: Program) -> None:
+def trace_video(
+    dims: VideoDims,
+    run: PassSettings,
+    program: Program,
+) -> None:
     """Trace one denoising step of a whole video."""
     x, text, signal, time = program.section("embedding", lambda tape: _embed_video(dims, run, tape))
     (x,) = program.section(
         "layers", partial(_video_layer, dims, run), x, text, signal, repeat=dims.layers
     )
 
-    def head(tape: Tape, x: Tensor, time: Tensor) -> Tensor:
+    def head(
+        tape: Tape,
+        x: Tensor,
+        time: Tensor,
+    ) -> Tensor:
         shift, scale = _add_table(tape, run, time.unsqueeze(1), 2)
         out = _modulate_rows(x.to(Dtype.FP32), shift, scale).to(x.dtype)
         return layers.project(run, out, dims.patch**2 * dims.channels, bias=True).clone()
@@ -463,13 +552,24 @@ def trace_video(dims: VideoDims, run: PassSettings, program: Program) -> None:
     program.section("head", head, x, time)
 
 
-def _embed_video(dims: VideoDims, run: PassSettings, tape: Tape) -> list[Tensor]:
+def _embed_video(
+    dims: VideoDims,
+    run: PassSettings,
+    tape: Tape,
+) -> list[Tensor]:
     """Return patches, text, six signals for every layer, and the time they were made of."""
     rows = run.image // dims.patch
     columns = dims.columns * run.image // dims.image // dims.patch
     frames = run.batch * dims.frames  # a patch holds one frame, so that frames are pictures
     video = tape.empty((frames, dims.channels, rows * dims.patch, columns * dims.patch), run.dtype)
-    x = functional.convolve(video, dims.hidden, dims.patch, stride=dims.patch, padding=0, bias=True)
+    x = functional.convolve(
+        video,
+        dims.hidden,
+        dims.patch,
+        stride=dims.patch,
+        padding=0,
+        bias=True,
+    )
     x = x.view(run.batch, dims.frames, dims.hidden, rows * columns).transpose(2, 3)
     x = x.reshape(run.batch, dims.frames * rows * columns, dims.hidden)
     with tape.scope("time"):
@@ -483,7 +583,12 @@ def _embed_video(dims: VideoDims, run: PassSettings, tape: Tape) -> list[Tensor]
 
 
 def _video_layer(
-    dims: VideoDims, run: PassSettings, tape: Tape, x: Tensor, text: Tensor, signal: Tensor
+    dims: VideoDims,
+    run: PassSettings,
+    tape: Tape,
+    x: Tensor,
+    text: Tensor,
+    signal: Tensor,
 ) -> Tensor:
     """Attend over the video, then to the text, then feed forward; sums and norms are computed in
     fp32.
@@ -506,7 +611,12 @@ def _video_layer(
         return _add_wide(x, out.to(Dtype.FP32), parts[5])
 
 
-def _attend_video(dims: VideoDims, run: PassSettings, x: Tensor, source: Tensor) -> Tensor:
+def _attend_video(
+    dims: VideoDims,
+    run: PassSettings,
+    x: Tensor,
+    source: Tensor,
+) -> Tensor:
     """Attend with queries from ``x``, keys and values from ``source``; places in the video rotate
     the heads.
     """
@@ -526,7 +636,12 @@ def _attend_video(dims: VideoDims, run: PassSettings, x: Tensor, source: Tensor)
     return layers.project(run, out, dims.hidden, bias=True)
 
 
-def _add_table(tape: Tape, run: PassSettings, signal: Tensor, count: int) -> list[Tensor]:
+def _add_table(
+    tape: Tape,
+    run: PassSettings,
+    signal: Tensor,
+    count: int,
+) -> list[Tensor]:
     """Add learned shifts, scales and gates to the signal, ``[batch, count, hidden]``, and part
     them.
     """
@@ -535,6 +650,10 @@ def _add_table(tape: Tape, run: PassSettings, signal: Tensor, count: int) -> lis
     return [both.slice(1, at, at + 1) for at in range(count)]
 
 
-def _add_wide(x: Tensor, out: Tensor, gate: Tensor) -> Tensor:
+def _add_wide(
+    x: Tensor,
+    out: Tensor,
+    gate: Tensor,
+) -> Tensor:
     """Compute x + out·gate in fp32 and return it as wide as ``x``."""
     return (x.to(Dtype.FP32) + out * gate).to(x.dtype)

@@ -15,12 +15,23 @@ from wattcast.workload import tensor_functions as functional
 from wattcast.workload.adapter_operators import AdapterProduct
 from wattcast.workload.model_options import TokenSampling, WeightRecipe
 from wattcast.workload.operator_base import Operator
-from wattcast.workload.operator_types import Attention, Elementwise, LayerNorm, Layout, RmsNorm
+from wattcast.workload.operator_types import (
+    Attention,
+    Elementwise,
+    LayerNorm,
+    Layout,
+    RmsNorm,
+)
 from wattcast.workload.program import PassSettings
 from wattcast.workload.symbolic_tensor import Tape, Tensor
 
 
-def narrow_parameter(tape: Tape, shape: Sequence[int], dtype: Dtype, bit: float) -> Tensor:
+def narrow_parameter(
+    tape: Tape,
+    shape: Sequence[int],
+    dtype: Dtype,
+    bit: float,
+) -> Tensor:
     """Return a weight whose elements take ``bit`` bits each, scales included."""
     weight = tape.parameter(*shape, dtype=dtype)
     weight.storage.byte = ceil(weight.numel * bit / 8.0)
@@ -28,7 +39,11 @@ def narrow_parameter(tape: Tape, shape: Sequence[int], dtype: Dtype, bit: float)
 
 
 def project_narrow(
-    run: PassSettings, x: Tensor, features: int, recipe: WeightRecipe, bias: bool = False
+    run: PassSettings,
+    x: Tensor,
+    features: int,
+    recipe: WeightRecipe,
+    bias: bool = False,
 ) -> Tensor:
     """Apply a linear layer whose weights are kept by a recipe.
 
@@ -48,7 +63,13 @@ def project_narrow(
     return tape.launch(op, (x, weight), (*x.shape[:-1], features), run.dtype)
 
 
-def _describe_product(m: int, n: int, k: int, recipe: WeightRecipe, dtype: Dtype) -> Operator:
+def _describe_product(
+    m: int,
+    n: int,
+    k: int,
+    recipe: WeightRecipe,
+    dtype: Dtype,
+) -> Operator:
     """Return the product of tokens and narrow weights by the library of a recipe."""
     if recipe.activations is None:
         return engine.WeightOnlyProduct(
@@ -63,7 +84,12 @@ def _describe_product(m: int, n: int, k: int, recipe: WeightRecipe, dtype: Dtype
         )
     if recipe.mode == "token":
         return engine.ScaledProduct(
-            m, n, k, scales="token", kernel=recipe.kernel, dtype=recipe.activations
+            m,
+            n,
+            k,
+            scales="token",
+            kernel=recipe.kernel,
+            dtype=recipe.activations,
         )
     return engine.BlockProduct(
         m,
@@ -76,7 +102,12 @@ def _describe_product(m: int, n: int, k: int, recipe: WeightRecipe, dtype: Dtype
     )
 
 
-def add_served_adapters(run: PassSettings, x: Tensor, out: Tensor, slices: int) -> None:
+def add_served_adapters(
+    run: PassSettings,
+    x: Tensor,
+    out: Tensor,
+    slices: int,
+) -> None:
     """Add to the results of a linear layer what each sequence's LoRA adapter says."""
     tape = x.tape
     inputs = x.shape[-1]
@@ -107,7 +138,12 @@ def _quantizes_inside(run: PassSettings) -> bool:
     return recipe.mode == "token"
 
 
-def compile_rows(x: Tensor, function: str, dim: int, quantized: bool = False) -> Tensor:
+def compile_rows(
+    x: Tensor,
+    function: str,
+    dim: int,
+    quantized: bool = False,
+) -> Tensor:
     """Emit a norm or gate over the last dimension as torch.compile writes it.
 
     ``quantized`` results are in fp8.
@@ -119,7 +155,11 @@ def compile_rows(x: Tensor, function: str, dim: int, quantized: bool = False) ->
     return x.tape.launch(op, (x,), shape, Dtype.FP8 if quantized else x.dtype)
 
 
-def gate_in_one_kernel(run: PassSettings, x: Tensor, function: str) -> Tensor:
+def gate_in_one_kernel(
+    run: PassSettings,
+    x: Tensor,
+    function: str,
+) -> Tensor:
     """Compute act(first half) * second half of the last dimension in one kernel."""
     width = x.shape[-1] // 2
     if run.served:
@@ -152,7 +192,13 @@ def add_norm(
         return compile_rows(x, "add_rms_norm", dim, quantized)
     out = tape.empty(x.shape, x.dtype)
     byte = 2 * x.numel * x.dtype.byte
-    op = kind(x.numel // dim, dim, dtype=x.dtype, read=byte, write=byte)
+    op = kind(
+        x.numel // dim,
+        dim,
+        dtype=x.dtype,
+        read=byte,
+        write=byte,
+    )
     tape.emit(op, (x, *weights), (out, x))
     return out
 
@@ -177,7 +223,11 @@ def sample_tokens(run: PassSettings, logits: Tensor) -> None:
     logits.tape.emit(op, (logits,), (logits,))
 
 
-def split_projection(fused: Tensor, heads: Sequence[int], dim: int) -> list[Tensor]:
+def split_projection(
+    fused: Tensor,
+    heads: Sequence[int],
+    dim: int,
+) -> list[Tensor]:
     """View the columns of one product as queries, keys and values.
 
     Each is ``[batch, length, heads, dim]``.
@@ -187,7 +237,13 @@ def split_projection(fused: Tensor, heads: Sequence[int], dim: int) -> list[Tens
     return [part.view(batch, length, -1, dim) for part in parts]
 
 
-def rotate_in_place(run: PassSettings, q: Tensor, k: Tensor, cos: Tensor, head_dim: int) -> None:
+def rotate_in_place(
+    run: PassSettings,
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor,
+    head_dim: int,
+) -> None:
     """Apply the rotary embedding to queries and keys, in place and in one kernel.
 
     It turns ``head_dim`` values of each head.
@@ -209,11 +265,21 @@ def rotate_in_place(run: PassSettings, q: Tensor, k: Tensor, cos: Tensor, head_d
     else:
         n = tokens * (heads + kv_heads) * head_dim
         read = n * q.dtype.byte + 2 * cos.byte
-        op = Elementwise("rotary", n, dtype=q.dtype, layout=Layout.STRIDED, read=read)
+        op = Elementwise(
+            "rotary",
+            n,
+            dtype=q.dtype,
+            layout=Layout.STRIDED,
+            read=read,
+        )
     q.tape.emit(op, (q, k, cos), (q, k))
 
 
-def write_paged_cache(run: PassSettings, parts: Sequence[Tensor], elements: int) -> None:
+def write_paged_cache(
+    run: PassSettings,
+    parts: Sequence[Tensor],
+    elements: int,
+) -> None:
     """Copy ``elements`` new keys and values of each token into the paged cache."""
     if not run.cached:
         return
@@ -297,7 +363,12 @@ def paged_attention(
     return out
 
 
-def _visible_keys(run: PassSettings, k: Tensor, v: Tensor, window: int) -> tuple[int, bool]:
+def _visible_keys(
+    run: PassSettings,
+    k: Tensor,
+    v: Tensor,
+    window: int,
+) -> tuple[int, bool]:
     """Return how many keys a token of this GPU attends to, and whether a causal mask hides some.
 
     GPUs that share a prompt exchange all keys. Early and late tokens are dealt out, so that each
@@ -314,7 +385,10 @@ def _visible_keys(run: PassSettings, k: Tensor, v: Tensor, window: int) -> tuple
 
 
 def _list_groups(
-    run: PassSettings, batch: int, keys: int, chunk: int
+    run: PassSettings,
+    batch: int,
+    keys: int,
+    chunk: int,
 ) -> tuple[tuple[int, int, int], ...]:
     """Return groups of sequences alike: how many, new tokens and keys of each.
 

@@ -12,7 +12,15 @@ from wattcast.workload.models import shared_layers as layers
 from wattcast.workload.models.classic_transformers import PatchStyle, embed_patches
 from wattcast.workload.operator_types import Elementwise
 from wattcast.workload.program import PassSettings, Program
-from wattcast.workload.symbolic_tensor import Tape, Tensor, cat, fill, pointwise, reduce, unary
+from wattcast.workload.symbolic_tensor import (
+    Tape,
+    Tensor,
+    cat,
+    fill,
+    pointwise,
+    reduce,
+    unary,
+)
 
 
 @dataclass(frozen=True)
@@ -28,7 +36,11 @@ class ResnetDims:
     reduction: int = 4
 
 
-def trace_resnet(dims: ResnetDims, run: PassSettings, program: Program) -> None:
+def trace_resnet(
+    dims: ResnetDims,
+    run: PassSettings,
+    program: Program,
+) -> None:
     """Trace one pass over ``run.batch`` pictures."""
 
     def stem(tape: Tape) -> Tensor:
@@ -36,7 +48,11 @@ def trace_resnet(dims: ResnetDims, run: PassSettings, program: Program) -> None:
         return functional.max_pool(_conv_norm(picture, dims.stem, 7, "relu", stride=2), 3, 2, 1)
 
     def block(
-        tape: Tape, x: Tensor, width: int, stride: int = 1, projected: bool = False
+        tape: Tape,
+        x: Tensor,
+        width: int,
+        stride: int = 1,
+        projected: bool = False,
     ) -> Tensor:
         """Convolve 1x1 down, 3x3, 1x1 up, and add the input (projected where the shape changes)."""
         shortcut = _conv_norm(x, width, 1, stride=stride) if projected else x
@@ -46,7 +62,12 @@ def trace_resnet(dims: ResnetDims, run: PassSettings, program: Program) -> None:
 
     (x,) = program.section("stem", stem)
     for number, (count, width) in enumerate(zip(dims.blocks, dims.widths, strict=True)):
-        first = partial(block, width=width, stride=2 if number else 1, projected=True)
+        first = partial(
+            block,
+            width=width,
+            stride=2 if number else 1,
+            projected=True,
+        )
         (x,) = program.section(f"stage{number}.first", first, x)
         (x,) = program.section(f"stage{number}", partial(block, width=width), x, repeat=count - 1)
     program.section(
@@ -55,7 +76,13 @@ def trace_resnet(dims: ResnetDims, run: PassSettings, program: Program) -> None:
 
 
 def _conv_norm(
-    x: Tensor, filters: int, size: int, function: str = "", *, stride: int = 1, groups: int = 1
+    x: Tensor,
+    filters: int,
+    size: int,
+    function: str = "",
+    *,
+    stride: int = 1,
+    groups: int = 1,
 ) -> Tensor:
     """Convolve, norm over the batch, and activate where a function is given."""
     out = functional.batch_norm(functional.convolve(x, filters, size, stride=stride, groups=groups))
@@ -76,7 +103,11 @@ class ConvNextDims:
     image: int = 224
 
 
-def trace_convnext(dims: ConvNextDims, run: PassSettings, program: Program) -> None:
+def trace_convnext(
+    dims: ConvNextDims,
+    run: PassSettings,
+    program: Program,
+) -> None:
     """Trace one pass over ``run.batch`` pictures."""
 
     def stem(tape: Tape) -> Tensor:
@@ -84,8 +115,19 @@ def trace_convnext(dims: ConvNextDims, run: PassSettings, program: Program) -> N
             run, layers.cut_patches(run, tape, dims.channels, dims.widths[0], dims.patch)
         )
 
-    def halve(tape: Tape, x: Tensor, width: int) -> Tensor:
-        return functional.convolve(norm_channels(run, x), width, 2, stride=2, padding=0, bias=True)
+    def halve(
+        tape: Tape,
+        x: Tensor,
+        width: int,
+    ) -> Tensor:
+        return functional.convolve(
+            norm_channels(run, x),
+            width,
+            2,
+            stride=2,
+            padding=0,
+            bias=True,
+        )
 
     def block(tape: Tape, x: Tensor) -> Tensor:
         """Convolve each channel 7x7, norm, feed forward pixel by pixel, scale by learned factors,
@@ -133,7 +175,11 @@ class MobileVitDims:
     channels: int = 3
 
 
-def trace_mobilevit(dims: MobileVitDims, run: PassSettings, program: Program) -> None:
+def trace_mobilevit(
+    dims: MobileVitDims,
+    run: PassSettings,
+    program: Program,
+) -> None:
     """Trace one pass over ``run.batch`` pictures."""
 
     def whole(tape: Tape) -> Tensor:
@@ -152,7 +198,12 @@ def trace_mobilevit(dims: MobileVitDims, run: PassSettings, program: Program) ->
     program.section("model", whole)
 
 
-def _inverted_residual(dims: MobileVitDims, x: Tensor, width: int, stride: int) -> Tensor:
+def _inverted_residual(
+    dims: MobileVitDims,
+    x: Tensor,
+    width: int,
+    stride: int,
+) -> Tensor:
     """Convolve 1x1 to wider, 3x3 depthwise, 1x1 to narrower; add to the input where the shape
     stays.
     """
@@ -168,7 +219,11 @@ def _inverted_residual(dims: MobileVitDims, x: Tensor, width: int, stride: int) 
 
 
 def _attend_patches(
-    dims: MobileVitDims, run: PassSettings, x: Tensor, hidden: int, depth: int
+    dims: MobileVitDims,
+    run: PassSettings,
+    x: Tensor,
+    hidden: int,
+    depth: int,
 ) -> Tensor:
     """Let pixels at the same place of every patch attend to one another; fold the result back and
     mix it in.
@@ -216,7 +271,11 @@ class ClipDims:
     pooled: bool = False
 
 
-def trace_clip(dims: ClipDims, run: PassSettings, program: Program) -> None:
+def trace_clip(
+    dims: ClipDims,
+    run: PassSettings,
+    program: Program,
+) -> None:
     """Trace as many texts as pictures, each through its tower, and the similarities of all
     pairs.
     """
@@ -266,7 +325,11 @@ def trace_clip(dims: ClipDims, run: PassSettings, program: Program) -> None:
     def vision_layer(tape: Tape, x: Tensor) -> Tensor:
         return layers.prenorm_layer(run, vision_style, x)
 
-    def text_layer(tape: Tape, y: Tensor, mask: Tensor | None = None) -> Tensor:
+    def text_layer(
+        tape: Tape,
+        y: Tensor,
+        mask: Tensor | None = None,
+    ) -> Tensor:
         return layers.prenorm_layer(text, text_style, y, mask)
 
     (x,) = program.section("vision.layers", vision_layer, x, repeat=dims.vision_layers)
@@ -276,7 +339,11 @@ def trace_clip(dims: ClipDims, run: PassSettings, program: Program) -> None:
     program.section("head", lambda tape, y, seen: _compare_towers(dims, text, y, seen), y, seen)
 
 
-def _pool_by_attention(dims: ClipDims, run: PassSettings, x: Tensor) -> Tensor:
+def _pool_by_attention(
+    dims: ClipDims,
+    run: PassSettings,
+    x: Tensor,
+) -> Tensor:
     """Let a learned token attend to all patches, by torch.nn.MultiheadAttention, and add a
     feed-forward network.
     """
@@ -300,7 +367,12 @@ def _pool_by_attention(dims: ClipDims, run: PassSettings, x: Tensor) -> Tensor:
     )
 
 
-def _compare_towers(dims: ClipDims, run: PassSettings, y: Tensor, seen: Tensor) -> Tensor:
+def _compare_towers(
+    dims: ClipDims,
+    run: PassSettings,
+    y: Tensor,
+    seen: Tensor,
+) -> Tensor:
     """Scale the vectors of texts and pictures to length one and compute all dot products."""
     tape = y.tape
     y = layers.layer_norm(run, y)
@@ -357,7 +429,11 @@ class SwinDims:
     classes: int = 1000
 
 
-def trace_swin(dims: SwinDims, run: PassSettings, program: Program) -> None:
+def trace_swin(
+    dims: SwinDims,
+    run: PassSettings,
+    program: Program,
+) -> None:
     """Trace one pass over ``run.batch`` pictures; sides that are no multiple of the window are
     padded.
     """
@@ -399,7 +475,11 @@ def trace_swin(dims: SwinDims, run: PassSettings, program: Program) -> None:
 
 
 def _swin_layer(
-    dims: SwinDims, run: PassSettings, heads: int, side: int, shifted: bool
+    dims: SwinDims,
+    run: PassSettings,
+    heads: int,
+    side: int,
+    shifted: bool,
 ) -> Callable[[Tape, Tensor], Tensor]:
     """Return a layer: x + attention inside windows, with a bias for each distance, then
     feed_forward(norm(x)) + x.
@@ -458,14 +538,23 @@ def cut_windows(x: Tensor, window: int) -> Tensor:
     return x.view(-1, window, window, c)
 
 
-def join_windows(x: Tensor, pictures: int, window: int) -> Tensor:
+def join_windows(
+    x: Tensor,
+    pictures: int,
+    window: int,
+) -> Tensor:
     """Copy windows of square pictures back to ``[n, h, w, c]``."""
     count = round((x.numel // (x.shape[-1] * pictures * window**2)) ** 0.5)
     x = x.view(pictures, count, count, window, window, x.shape[-1]).transpose(2, 3).contiguous()
     return x.view(pictures, count * window, count * window, x.shape[-1])
 
 
-def _separate_regions(run: PassSettings, tape: Tape, side: int, window: int) -> Tensor:
+def _separate_regions(
+    run: PassSettings,
+    tape: Tape,
+    side: int,
+    window: int,
+) -> Tensor:
     """Return what keeps tokens apart that a shift brought into one window.
 
     It is ``[n·windows, 1, tokens, tokens]``.

@@ -13,9 +13,20 @@ from wattcast.workload.engine_operators import LatentAttention
 from wattcast.workload.models import engine_layers
 from wattcast.workload.models import shared_layers as layers
 from wattcast.workload.operator_base import Operator
-from wattcast.workload.operator_types import Attention, Bmm, Elementwise, Layout, RmsNorm
+from wattcast.workload.operator_types import (
+    Attention,
+    Bmm,
+    Elementwise,
+    Layout,
+    RmsNorm,
+)
 from wattcast.workload.program import PassSettings, Program
-from wattcast.workload.symbolic_tensor import Tape, Tensor, cat, pointwise
+from wattcast.workload.symbolic_tensor import (
+    Tape,
+    Tensor,
+    cat,
+    pointwise,
+)
 
 
 @dataclass(frozen=True)
@@ -61,7 +72,11 @@ class LatentDims:
         return self.kv_rank + self.rotary_dim
 
 
-def trace_latent(dims: LatentDims, run: PassSettings, program: Program) -> None:
+def trace_latent(
+    dims: LatentDims,
+    run: PassSettings,
+    program: Program,
+) -> None:
     """Trace one pass over ``run.length`` new tokens a sequence."""
 
     def embed(tape: Tape) -> list[Tensor]:
@@ -70,13 +85,22 @@ def trace_latent(dims: LatentDims, run: PassSettings, program: Program) -> None:
         mask = layers.build_mask(tape, run)
         return [x, *layers.rotary_tables(tape, run, dims.rotary_dim), *mask]
 
-    def add(x: Tensor, part: Callable[[Tensor], Tensor], to_products: bool = True) -> Tensor:
+    def add(
+        x: Tensor,
+        part: Callable[[Tensor], Tensor],
+        to_products: bool = True,
+    ) -> Tensor:
         """Add a part; an engine's next norm adds the residual."""
         if run.served:
             return part(engine_layers.add_norm(run, x, RmsNorm, to_products=to_products))
         return x + part(layers.rms_norm(run, x))
 
-    def layer(tape: Tape, x: Tensor, *tables: Tensor, dense: bool) -> Tensor:
+    def layer(
+        tape: Tape,
+        x: Tensor,
+        *tables: Tensor,
+        dense: bool,
+    ) -> Tensor:
         """Compute x + attention(norm(x)), then x + experts(norm(x)).
 
         ``dense`` layers have no experts.
@@ -158,7 +182,11 @@ def _latent_self_attention(
 
 
 def _expand_latent(
-    dims: LatentDims, run: PassSettings, latent: Tensor, k_rotary: Tensor, heads: int
+    dims: LatentDims,
+    run: PassSettings,
+    latent: Tensor,
+    k_rotary: Tensor,
+    heads: int,
 ) -> tuple[Tensor, Tensor]:
     """Return keys and values of all heads.
 
@@ -185,7 +213,11 @@ def _expand_latent(
     return k.with_gradient(back, plain, k_rotary), v
 
 
-def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _rotate_pairs(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+) -> Tensor:
     """Rotate neighbouring pairs, which are read as strided halves and concatenated."""
     pairs = x.view(*x.shape[:-1], x.shape[-1] // 2, 2)
     even = pairs.select(-1)
@@ -223,7 +255,11 @@ def _engine_latent_attention(
 
 
 def _decode_latent(
-    dims: LatentDims, run: PassSettings, q: Tensor, latent: Tensor, heads: int
+    dims: LatentDims,
+    run: PassSettings,
+    q: Tensor,
+    latent: Tensor,
+    heads: int,
 ) -> Tensor:
     """Attend over the short vectors themselves, with one key head.
 
@@ -232,7 +268,13 @@ def _decode_latent(
     batch = run.batch
     width = heads * (dims.plain_dim + dims.value_dim)
     weight = tape.parameter(width, dims.kv_rank, dtype=run.dtype)
-    up = Bmm(b=heads, m=batch, n=dims.kv_rank, k=dims.plain_dim, dtype=q.dtype)
+    up = Bmm(
+        b=heads,
+        m=batch,
+        n=dims.kv_rank,
+        k=dims.plain_dim,
+        dtype=q.dtype,
+    )
     wide_q = tape.launch(up, (q, weight), (batch, 1, heads, dims.cached_dim))
     op: Operator
     if run.served:
@@ -261,12 +303,22 @@ def _decode_latent(
             dtype=q.dtype,
         )
     mixed = tape.launch(op, (wide_q, latent), (batch, 1, heads, dims.kv_rank))
-    down = Bmm(b=heads, m=batch, n=dims.value_dim, k=dims.kv_rank, dtype=q.dtype)
+    down = Bmm(
+        b=heads,
+        m=batch,
+        n=dims.value_dim,
+        k=dims.kv_rank,
+        dtype=q.dtype,
+    )
     return tape.launch(down, (mixed, weight), (batch, 1, heads * dims.value_dim))
 
 
 def _prefill_latent(
-    dims: LatentDims, run: PassSettings, q: Tensor, latent: Tensor, heads: int
+    dims: LatentDims,
+    run: PassSettings,
+    q: Tensor,
+    latent: Tensor,
+    heads: int,
 ) -> Tensor:
     """Expand the short vectors to keys and values, and attend over those."""
     tape = q.tape

@@ -16,7 +16,13 @@ from wattcast.workload.models.image_models import (
 )
 from wattcast.workload.operator_types import Conv2d, Layout
 from wattcast.workload.program import PassSettings, Program
-from wattcast.workload.symbolic_tensor import Tape, Tensor, cat, fill, pointwise
+from wattcast.workload.symbolic_tensor import (
+    Tape,
+    Tensor,
+    cat,
+    fill,
+    pointwise,
+)
 
 _MASKS = 4  # one mask, and three to choose from
 _DECODER_HEADS = 8
@@ -41,7 +47,11 @@ class SamDims:
     decoder_intermediate: int = 2048
 
 
-def trace_sam(dims: SamDims, run: PassSettings, program: Program) -> None:
+def trace_sam(
+    dims: SamDims,
+    run: PassSettings,
+    program: Program,
+) -> None:
     """Trace the image encoder, and the decoder of masks for one point of each picture."""
     if run.training:
         raise bad_value("phase", "forward: gradients of Segment Anything are not known", "train")
@@ -55,7 +65,11 @@ def trace_sam(dims: SamDims, run: PassSettings, program: Program) -> None:
         places = tape.parameter(1, side, side, dims.hidden, dtype=run.dtype)
         return x.permute(0, 2, 3, 1) + places
 
-    def layer(tape: Tape, x: Tensor, window: int) -> Tensor:
+    def layer(
+        tape: Tape,
+        x: Tensor,
+        window: int,
+    ) -> Tensor:
         """Attend inside windows (0: everywhere), then feed forward."""
 
         def attention(y: Tensor) -> Tensor:
@@ -70,7 +84,11 @@ def trace_sam(dims: SamDims, run: PassSettings, program: Program) -> None:
         x = norm_channels(run, functional.convolve(x.permute(0, 3, 1, 2), dims.out, 1))
         return norm_channels(run, functional.convolve(x, dims.out, 3))
 
-    def decode(tape: Tape, x: Tensor, places: Tensor) -> Tensor:
+    def decode(
+        tape: Tape,
+        x: Tensor,
+        places: Tensor,
+    ) -> Tensor:
         return _decode_masks(dims, run, x, places)
 
     (places,) = program.section("positions", embed_places)
@@ -86,14 +104,23 @@ def trace_sam(dims: SamDims, run: PassSettings, program: Program) -> None:
     program.section("masks", decode, x, places)
 
 
-def _attend_in_windows(dims: SamDims, run: PassSettings, x: Tensor, window: int) -> Tensor:
+def _attend_in_windows(
+    dims: SamDims,
+    run: PassSettings,
+    x: Tensor,
+    window: int,
+) -> Tensor:
     side = x.shape[1]
     windows = cut_windows(pad_picture(x, window), window)
     y = join_windows(_attend(dims, run, windows), run.batch, window)
     return y.slice(1, 0, side).slice(2, 0, side).contiguous()
 
 
-def _attend(dims: SamDims, run: PassSettings, x: Tensor) -> Tensor:
+def _attend(
+    dims: SamDims,
+    run: PassSettings,
+    x: Tensor,
+) -> Tensor:
     """Attend over ``[n, s, s, c]``.
 
     A bias of the distance of rows and of columns depends on the query."""
@@ -136,7 +163,12 @@ def _bias_distances(run: PassSettings, q: Tensor) -> Tensor:
     return rows.unsqueeze(4) + columns.unsqueeze(3)
 
 
-def _distance_table(run: PassSettings, tape: Tape, side: int, dim: int) -> Tensor:
+def _distance_table(
+    run: PassSettings,
+    tape: Tape,
+    side: int,
+    dim: int,
+) -> Tensor:
     """Return a learned vector for each pair of places along a side, ``[s, s, dim]``."""
     weight = tape.parameter(2 * side - 1, dim, dtype=run.dtype)
     table = pointwise("copy", weight.view(1, dim, -1)).view(-1, dim)
@@ -147,7 +179,12 @@ def _distance_table(run: PassSettings, tape: Tape, side: int, dim: int) -> Tenso
     return functional.pick_rows(table, side * side).view(side, side, dim)
 
 
-def _embed_places(run: PassSettings, places: Tensor, width: int, tied: bool = False) -> Tensor:
+def _embed_places(
+    run: PassSettings,
+    places: Tensor,
+    width: int,
+    tied: bool = False,
+) -> Tensor:
     """Turn places ``[..., 2]`` into sines and cosines of random frequencies."""
     weight = places.tape.parameter(width // 2, 2, dtype=run.dtype, tied=tied)
     for name in ("copy", "scale", "shift"):
@@ -156,7 +193,12 @@ def _embed_places(run: PassSettings, places: Tensor, width: int, tied: bool = Fa
     return cat([pointwise("sin", angle), pointwise("cos", angle)], -1)
 
 
-def _embed_grid(run: PassSettings, tape: Tape, side: int, width: int) -> Tensor:
+def _embed_grid(
+    run: PassSettings,
+    tape: Tape,
+    side: int,
+    width: int,
+) -> Tensor:
     """Return the vectors of all places of the encoded picture, a copy for each picture."""
     ones = fill(tape, (side, side), run.dtype)
     rows = pointwise("shift", pointwise("cumsum", ones))
@@ -166,7 +208,11 @@ def _embed_grid(run: PassSettings, tape: Tape, side: int, width: int) -> Tensor:
     return vectors.expand(run.batch, width, side, side).clone()
 
 
-def _embed_point(run: PassSettings, tape: Tape, width: int) -> Tensor:
+def _embed_point(
+    run: PassSettings,
+    tape: Tape,
+    width: int,
+) -> Tensor:
     """Return the vectors of a point and of the one that pads it, ``[n, 2, width]``.
 
     Their labels choose what is added: no point, outside, inside, two corners."""
@@ -188,7 +234,12 @@ def _embed_point(run: PassSettings, tape: Tape, width: int) -> Tensor:
     return choose(x + inside)
 
 
-def _decode_masks(dims: SamDims, run: PassSettings, x: Tensor, places: Tensor) -> Tensor:
+def _decode_masks(
+    dims: SamDims,
+    run: PassSettings,
+    x: Tensor,
+    places: Tensor,
+) -> Tensor:
     """Let tokens of masks and points and the picture attend to each other twice.
 
     Each mask is a product of a token and the picture."""
@@ -235,7 +286,11 @@ def _decode_masks(dims: SamDims, run: PassSettings, x: Tensor, places: Tensor) -
     return functional.matmul(masks, y.view(n, width // 8, -1))
 
 
-def _embed_no_mask(run: PassSettings, tape: Tape, width: int) -> Tensor:
+def _embed_no_mask(
+    run: PassSettings,
+    tape: Tape,
+    width: int,
+) -> Tensor:
     """Return the vector that stands for no mask as an input.
 
     The weights of layers for a mask exist and do not run."""
@@ -245,7 +300,13 @@ def _embed_no_mask(run: PassSettings, tape: Tape, width: int) -> Tensor:
     return no_mask
 
 
-def _cross_attend(run: PassSettings, q: Tensor, k: Tensor, v: Tensor, inner: int) -> Tensor:
+def _cross_attend(
+    run: PassSettings,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    inner: int,
+) -> Tensor:
     """Attend with heads that share a width of ``inner``."""
     width = q.shape[-1]
     dim = inner // _DECODER_HEADS
@@ -256,7 +317,12 @@ def _cross_attend(run: PassSettings, q: Tensor, k: Tensor, v: Tensor, inner: int
     return layers.project(run, out, width, bias=True)
 
 
-def _predict(run: PassSettings, tokens: Tensor, width: int, features: int) -> Tensor:
+def _predict(
+    run: PassSettings,
+    tokens: Tensor,
+    width: int,
+    features: int,
+) -> Tensor:
     """Run three layers over one token."""
     h = tokens.slice(1, 0, 1)
     for _ in range(2):

@@ -27,13 +27,22 @@ class _ScanShare:
     keys: int  # width of the keys of all key heads
 
     @classmethod
-    def from_dims(cls, dims: layers.StateDims, gpus: int) -> _ScanShare:
+    def from_dims(
+        cls,
+        dims: layers.StateDims,
+        gpus: int,
+    ) -> _ScanShare:
         heads = dims.heads // gpus
         key_heads = max(dims.key_heads // gpus, 1)
         return cls(heads, key_heads, heads * dims.value_dim, key_heads * dims.key_dim)
 
 
-def scan_sequence(dims: layers.StateDims, rule: str, run: PassSettings, x: Tensor) -> Tensor:
+def scan_sequence(
+    dims: layers.StateDims,
+    rule: str,
+    run: PassSettings,
+    x: Tensor,
+) -> Tensor:
     """Project, convolve, scan, norm by a gate, and project back.
 
     ``rule`` is mamba, mamba2, delta, lightning, or conv: a short convolution between two gates and
@@ -59,7 +68,10 @@ def scan_sequence(dims: layers.StateDims, rule: str, run: PassSettings, x: Tenso
 
 
 def _gate_convolution(
-    dims: layers.StateDims, run: PassSettings, share: _ScanShare, x: Tensor
+    dims: layers.StateDims,
+    run: PassSettings,
+    share: _ScanShare,
+    x: Tensor,
 ) -> Tensor:
     """Gate the values, convolve them, and gate them again."""
     inner = share.inner
@@ -70,7 +82,10 @@ def _gate_convolution(
 
 
 def _project_lightning(
-    dims: layers.StateDims, run: PassSettings, share: _ScanShare, x: Tensor
+    dims: layers.StateDims,
+    run: PassSettings,
+    share: _ScanShare,
+    x: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Return values, keys and queries, as many of each and activated, and the gate."""
     fused = layers.project(run, x, 3 * share.inner, dims.bias)
@@ -80,7 +95,10 @@ def _project_lightning(
 
 
 def _project_mamba(
-    dims: layers.StateDims, run: PassSettings, share: _ScanShare, x: Tensor
+    dims: layers.StateDims,
+    run: PassSettings,
+    share: _ScanShare,
+    x: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Return convolved values and the gate; steps, keys and queries follow from the values."""
     inner = share.inner
@@ -101,7 +119,10 @@ def _project_mamba(
 
 
 def _project_mamba2(
-    dims: layers.StateDims, run: PassSettings, share: _ScanShare, x: Tensor
+    dims: layers.StateDims,
+    run: PassSettings,
+    share: _ScanShare,
+    x: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Return convolved values, keys and queries, and the gate; each head has a step."""
     wide = 2 * share.inner + 2 * share.keys
@@ -110,7 +131,10 @@ def _project_mamba2(
 
 
 def _project_delta(
-    dims: layers.StateDims, run: PassSettings, share: _ScanShare, x: Tensor
+    dims: layers.StateDims,
+    run: PassSettings,
+    share: _ScanShare,
+    x: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Return convolved values, keys and queries, and the gate.
 
@@ -122,7 +146,11 @@ def _project_delta(
 
 
 def _split_gate(
-    dims: layers.StateDims, run: PassSettings, share: _ScanShare, fused: Tensor, head_numbers: int
+    dims: layers.StateDims,
+    run: PassSettings,
+    share: _ScanShare,
+    fused: Tensor,
+    head_numbers: int,
 ) -> tuple[Tensor, Tensor]:
     """Return what is scanned and the gate.
 
@@ -148,7 +176,11 @@ _PROJECTIONS = {
 
 
 def _launch_scan(
-    dims: layers.StateDims, rule: str, run: PassSettings, share: _ScanShare, mixed: Tensor
+    dims: layers.StateDims,
+    rule: str,
+    run: PassSettings,
+    share: _ScanShare,
+    mixed: Tensor,
 ) -> Tensor:
     """Scan; the state of each head is carried along the tokens and stays in the cache.
 
@@ -196,7 +228,11 @@ def _apply_gate(
     return out.tape.launch(op, (out, gate), out.shape, out.dtype)
 
 
-def _convolve_tokens(dims: layers.StateDims, run: PassSettings, x: Tensor) -> Tensor:
+def _convolve_tokens(
+    dims: layers.StateDims,
+    run: PassSettings,
+    x: Tensor,
+) -> Tensor:
     """Convolve each channel over its last tokens, which stay in the cache."""
     tape = x.tape
     batch, length, channels = x.shape

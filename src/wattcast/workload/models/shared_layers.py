@@ -14,7 +14,14 @@ from wattcast.workload.model_options import OutputHead
 from wattcast.workload.models import engine_layers
 from wattcast.workload.operator_types import Linear
 from wattcast.workload.program import PassSettings
-from wattcast.workload.symbolic_tensor import Tape, Tensor, cat, fill, pointwise, reduce
+from wattcast.workload.symbolic_tensor import (
+    Tape,
+    Tensor,
+    cat,
+    fill,
+    pointwise,
+    reduce,
+)
 
 
 @dataclass(frozen=True)
@@ -71,7 +78,11 @@ def needs_mask(run: PassSettings, window: int = 0) -> bool:
     return not run.flash or cuts_context
 
 
-def build_mask(tape: Tape, run: PassSettings, window: int = 0) -> list[Tensor]:
+def build_mask(
+    tape: Tape,
+    run: PassSettings,
+    window: int = 0,
+) -> list[Tensor]:
     """Compare positions to a causal mask: yes or no for fused attention, numbers to add for eager
     attention.
 
@@ -129,7 +140,13 @@ def project(
 
 
 def _project_alone(
-    run: PassSettings, x: Tensor, features: int, bias: bool, *, wide: bool, in_major: bool
+    run: PassSettings,
+    x: Tensor,
+    features: int,
+    bias: bool,
+    *,
+    wide: bool,
+    in_major: bool,
 ) -> Tensor:
     """Apply a linear layer without the adapters that an engine serves."""
     tape = x.tape
@@ -147,7 +164,11 @@ def _project_alone(
     return out
 
 
-def _adapt(run: PassSettings, x: Tensor, features: int) -> Tensor:
+def _adapt(
+    run: PassSettings,
+    x: Tensor,
+    features: int,
+) -> Tensor:
     """Return LoRA's low-rank correction, 2·(x·Aᵀ)·Bᵀ, with a trained A and B."""
     tape = x.tape
     down = tape.parameter(run.adapter_rank, x.shape[-1], dtype=run.dtype, trainable=True)
@@ -155,17 +176,34 @@ def _adapt(run: PassSettings, x: Tensor, features: int) -> Tensor:
     return functional.linear(functional.linear(x, down), up) * 2.0
 
 
-def _project_fp8(run: PassSettings, x: Tensor, weight: Tensor, bias: bool) -> Tensor:
+def _project_fp8(
+    run: PassSettings,
+    x: Tensor,
+    weight: Tensor,
+    bias: bool,
+) -> Tensor:
     """Cast activations to fp8 by static scales and multiply; results come out wide."""
     flat = pointwise("cast", x.reshape(-1, x.shape[-1]), out_dtype=Dtype.FP8)
     m, k = flat.shape
     n = weight.shape[0]
-    op = Linear(m=m, n=n, k=k, bias=bias, dtype=Dtype.FP8, out_dtype=run.dtype)
+    op = Linear(
+        m=m,
+        n=n,
+        k=k,
+        bias=bias,
+        dtype=Dtype.FP8,
+        out_dtype=run.dtype,
+    )
     out = x.tape.launch(op, (flat, weight), (m, n), run.dtype)
     return out.view(*x.shape[:-1], n)
 
 
-def layer_norm(run: PassSettings, x: Tensor, *, bias: bool = True) -> Tensor:
+def layer_norm(
+    run: PassSettings,
+    x: Tensor,
+    *,
+    bias: bool = True,
+) -> Tensor:
     """Apply a layer norm with weight and mostly bias."""
     dim = x.shape[-1]
     weight = x.tape.parameter(dim, dtype=run.dtype)
@@ -264,7 +302,12 @@ def gated_feed_forward(
     return functional.leave_parallel(out, run.tp)
 
 
-def embed_tokens(run: PassSettings, tape: Tape, vocab: int, dim: int) -> Tensor:
+def embed_tokens(
+    run: PassSettings,
+    tape: Tape,
+    vocab: int,
+    dim: int,
+) -> Tensor:
     """Look up token rows; each tensor-parallel GPU holds a part of the table, and they add up."""
     rows = -(-vocab // run.tp)
     return functional.leave_parallel(embed(run, tape, rows, dim), run.tp)
@@ -286,17 +329,34 @@ def embed(
 
 
 def cut_patches(
-    run: PassSettings, tape: Tape, channels: int, width: int, patch: int, *, bias: bool = True
+    run: PassSettings,
+    tape: Tape,
+    channels: int,
+    width: int,
+    patch: int,
+    *,
+    bias: bool = True,
 ) -> Tensor:
     """Cut pictures into patches by a convolution, ``[batch, width, rows, columns]``."""
     picture = tape.empty((run.batch, channels, run.image, run.image), run.dtype)
-    return functional.convolve(picture, width, patch, stride=patch, padding=0, bias=bias)
+    return functional.convolve(
+        picture,
+        width,
+        patch,
+        stride=patch,
+        padding=0,
+        bias=bias,
+    )
 
 
 # Attention.
 
 
-def rotary_tables(tape: Tape, run: PassSettings, dim: int) -> tuple[Tensor, Tensor]:
+def rotary_tables(
+    tape: Tape,
+    run: PassSettings,
+    dim: int,
+) -> tuple[Tensor, Tensor]:
     """Compute cos and sin of every position, in fp32 once a pass.
 
     They are cast to the model's format.
@@ -314,7 +374,13 @@ def rotary_tables(tape: Tape, run: PassSettings, dim: int) -> tuple[Tensor, Tens
         return cos.to(run.dtype), sin.to(run.dtype)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, again: Tensor | None = None) -> Tensor:
+def rotate(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    again: Tensor | None = None,
+) -> Tensor:
     """Compute x·cos + rotate_half(x)·sin over the last dimension.
 
     ``again`` is widened once more for its half.
@@ -398,7 +464,11 @@ def attend(
         return merged.view(*merged.shape[:2], -1)
 
 
-def _repeat_heads(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+def _repeat_heads(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+) -> list[Tensor]:
     """Return as many key and value heads as queries, where kernels need them."""
     times = q.shape[1] // k.shape[1]
     if times == 1:
@@ -411,7 +481,12 @@ def _repeat_heads(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
     return repeated
 
 
-def _weigh_scores(q: Tensor, k: Tensor, causal: bool, terms: ScoreTerms) -> Tensor:
+def _weigh_scores(
+    q: Tensor,
+    k: Tensor,
+    causal: bool,
+    terms: ScoreTerms,
+) -> Tensor:
     """Return the weights of all values, operator by operator."""
     scores = functional.matmul(q, k.transpose(2, 3)) * 0.125
     if terms.softcap:
@@ -470,7 +545,10 @@ class PrenormStyle:
 
 
 def prenorm_layer(
-    run: PassSettings, style: PrenormStyle, x: Tensor, mask: Tensor | None = None
+    run: PassSettings,
+    style: PrenormStyle,
+    x: Tensor,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Compute x + attention(norm(x)), then x + feed_forward(norm(x)), with layer norms."""
     terms = ScoreTerms(mask=mask, wide_softmax=style.wide_softmax)
@@ -486,7 +564,13 @@ def prenorm_layer(
     def mlp(y: Tensor) -> Tensor:
         return scale(feed_forward(run, y, style.width, style.activation))
 
-    return add_parts(run, x, input_first=style.input_first, attention=attention, mlp=mlp)
+    return add_parts(
+        run,
+        x,
+        input_first=style.input_first,
+        attention=attention,
+        mlp=mlp,
+    )
 
 
 def add_parts(
@@ -559,7 +643,12 @@ _PADDED_VOCABULARY = 64
 
 
 def project_to_vocabulary(
-    run: PassSettings, x: Tensor, vocab: int, *, tied: bool, bias: bool
+    run: PassSettings,
+    x: Tensor,
+    vocab: int,
+    *,
+    tied: bool,
+    bias: bool,
 ) -> Tensor:
     """Compute logits, of which each tensor-parallel GPU computes a part.
 
@@ -576,7 +665,11 @@ def project_to_vocabulary(
     return logits
 
 
-def masked_token_logits(run: PassSettings, x: Tensor, vocab: int) -> Tensor:
+def masked_token_logits(
+    run: PassSettings,
+    x: Tensor,
+    vocab: int,
+) -> Tensor:
     """Compute the logits of an encoder's tokens and, in training, the loss.
 
     The weights are the table that tokens were looked up in.
@@ -587,7 +680,11 @@ def masked_token_logits(run: PassSettings, x: Tensor, vocab: int) -> Tensor:
     return logits
 
 
-def classify(run: PassSettings, x: Tensor, classes: int) -> Tensor:
+def classify(
+    run: PassSettings,
+    x: Tensor,
+    classes: int,
+) -> Tensor:
     """Compute the scores of the classes and, in training, the loss."""
     scores = project(run, x, classes, bias=True)
     return functional.cross_entropy(scores) if run.training else scores

@@ -15,7 +15,12 @@ from wattcast.workload.models import engine_layers
 from wattcast.workload.models import shared_layers as layers
 from wattcast.workload.operator_types import Elementwise
 from wattcast.workload.program import PassSettings
-from wattcast.workload.symbolic_tensor import Tensor, fill, pointwise, reduce
+from wattcast.workload.symbolic_tensor import (
+    Tensor,
+    fill,
+    pointwise,
+    reduce,
+)
 
 if TYPE_CHECKING:
     from wattcast.workload.models.decoders import DecoderDims
@@ -30,7 +35,12 @@ _SHARED_LAUNCHES = 5
 _ENGINE_SHARED_LAUNCHES = 3
 
 
-def mix_experts(dims: ExpertDims, run: PassSettings, x: Tensor, groups: tuple[int, int]) -> Tensor:
+def mix_experts(
+    dims: ExpertDims,
+    run: PassSettings,
+    x: Tensor,
+    groups: tuple[int, int],
+) -> Tensor:
     """Send every token through its chosen experts and the shared one, weigh the results and sum
     them.
 
@@ -53,7 +63,11 @@ def mix_experts(dims: ExpertDims, run: PassSettings, x: Tensor, groups: tuple[in
     return functional.leave_parallel(out.view(batch, length, hidden), run.tp)
 
 
-def _run_shared_expert(dims: ExpertDims, run: PassSettings, x: Tensor) -> Tensor:
+def _run_shared_expert(
+    dims: ExpertDims,
+    run: PassSettings,
+    x: Tensor,
+) -> Tensor:
     """Return this GPU's part of the expert that every token visits; its result is summed later."""
     alone = replace(run, tp=1)
     width = dims.shared_intermediate // run.tp
@@ -65,7 +79,11 @@ def _run_shared_expert(dims: ExpertDims, run: PassSettings, x: Tensor) -> Tensor
     return functional.activation("sigmoid", score) * shared
 
 
-def _send_to_experts(dims: ExpertDims, run: PassSettings, x: Tensor) -> Tensor:
+def _send_to_experts(
+    dims: ExpertDims,
+    run: PassSettings,
+    x: Tensor,
+) -> Tensor:
     """Visit experts that replicas share, on the GPU that gets most tokens.
 
     The shared expert runs meanwhile. Each of a replica's GPUs sends its part of the tokens to the
@@ -117,7 +135,10 @@ def _count_rows(groups: PickGroups) -> int:
 
 
 def _route_tokens(
-    dims: ExpertDims, run: PassSettings, x: Tensor, groups: tuple[int, int]
+    dims: ExpertDims,
+    run: PassSettings,
+    x: Tensor,
+    groups: tuple[int, int],
 ) -> Tensor:
     """Turn scores of all experts into weights of the chosen ones, ``[tokens, chosen]``."""
     if dims.router == "grouped" and not run.engine:
@@ -139,7 +160,11 @@ def _route_tokens(
     return weights if dims.router_wide else weights.to(run.dtype)
 
 
-def _route_in_one_kernel(dims: ExpertDims, run: PassSettings, scores: Tensor) -> Tensor:
+def _route_in_one_kernel(
+    dims: ExpertDims,
+    run: PassSettings,
+    scores: Tensor,
+) -> Tensor:
     """Choose experts by one kernel of an engine."""
     tokens = scores.shape[0]
     op = Route(
@@ -154,7 +179,11 @@ def _route_in_one_kernel(dims: ExpertDims, run: PassSettings, scores: Tensor) ->
 
 
 def _route_grouped(
-    dims: ExpertDims, run: PassSettings, x: Tensor, groups: int, groups_chosen: int
+    dims: ExpertDims,
+    run: PassSettings,
+    x: Tensor,
+    groups: int,
+    groups_chosen: int,
 ) -> Tensor:
     """Route as DeepSeek-V3: fp32 sigmoid scores, best groups first, then their best experts."""
     tape = x.tape
@@ -173,7 +202,13 @@ def _route_grouped(
     # The mask of experts outside them
     mask = fill(tape, (tokens, groups), Dtype.FP32)
     picked = tokens * groups_chosen
-    mark = Elementwise("scatter_add", picked, dtype=Dtype.FP32, read=picked * 16, write=picked * 8)
+    mark = Elementwise(
+        "scatter_add",
+        picked,
+        dtype=Dtype.FP32,
+        read=picked * 16,
+        write=picked * 8,
+    )
     tape.emit(mark, (mask,), (mask,))
     spread = mask.unsqueeze(-1).expand(tokens, groups, dims.experts // groups)
     is_inside = pointwise("cast", spread.reshape(tokens, dims.experts), out_dtype=Dtype.BOOL)
@@ -194,7 +229,13 @@ def _route_grouped(
     return weights * 2.5
 
 
-def _select_top(scores: Tensor, count: int, dtype: Dtype, *, differentiable: bool = True) -> Tensor:
+def _select_top(
+    scores: Tensor,
+    count: int,
+    dtype: Dtype,
+    *,
+    differentiable: bool = True,
+) -> Tensor:
     """Return the largest ``count`` of each row; the kernel writes values and int64 places."""
     rows = scores.shape[0]
     write = rows * count * (dtype.byte + Dtype.INT64.byte)
@@ -205,7 +246,12 @@ def _select_top(scores: Tensor, count: int, dtype: Dtype, *, differentiable: boo
     return out.with_gradient(lambda g: functional.scatter_gradient(g, scores, g.numel), scores)
 
 
-def _visit_experts(dims: ExpertDims, run: PassSettings, x: Tensor, weights: Tensor) -> Tensor:
+def _visit_experts(
+    dims: ExpertDims,
+    run: PassSettings,
+    x: Tensor,
+    weights: Tensor,
+) -> Tensor:
     """Send tokens through the experts of this GPU and add up what the experts return."""
     tokens = x.shape[0]
     picks = tokens * dims.experts_chosen
@@ -225,7 +271,11 @@ def _visit_experts(dims: ExpertDims, run: PassSettings, x: Tensor, weights: Tens
 
 
 def _visit_eagerly(
-    dims: ExpertDims, run: PassSettings, x: Tensor, weights: Tensor, groups: PickGroups
+    dims: ExpertDims,
+    run: PassSettings,
+    x: Tensor,
+    weights: Tensor,
+    groups: PickGroups,
 ) -> Tensor:
     """Sort tokens by expert, multiply group by group, weigh, put back in order and add up."""
     tape = x.tape
@@ -261,26 +311,44 @@ def _visit_eagerly(
     # Put the rows back in order
     place = fill(tape, (picks,), Dtype.INT64)
     invert = Elementwise(
-        "scatter_add", picks, dtype=Dtype.INT64, read=3 * picks * 8, write=picks * 8
+        "scatter_add",
+        picks,
+        dtype=Dtype.INT64,
+        read=3 * picks * 8,
+        write=picks * 8,
     )
     tape.emit(invert, (place,), (place,))
     ordered = functional.pick_rows(weighed, picks)
     return functional.sum_rows(ordered, tokens).to(x.dtype).view(tokens, dims.hidden)
 
 
-def _count_choices(dims: ExpertDims, x: Tensor, picks: int) -> None:
+def _count_choices(
+    dims: ExpertDims,
+    x: Tensor,
+    picks: int,
+) -> None:
     """Count how often each expert was chosen, and sum the counts up."""
     tape = x.tape
     choice = tape.empty((picks,), Dtype.INT64)
     narrow = pointwise("cast", choice, out_dtype=Dtype.INT32)
     counts = tape.empty((dims.experts,), Dtype.INT32)
-    op = Elementwise("scatter_add", picks, dtype=Dtype.INT32, read=narrow.byte, write=counts.byte)
+    op = Elementwise(
+        "scatter_add",
+        picks,
+        dtype=Dtype.INT32,
+        read=narrow.byte,
+        write=counts.byte,
+    )
     tape.emit(op, (narrow,), (counts,))
     pointwise("cumsum", counts)
 
 
 def _multiply_experts(
-    dims: ExpertDims, run: PassSettings, rows: Tensor, groups: PickGroups, tokens: int
+    dims: ExpertDims,
+    run: PassSettings,
+    rows: Tensor,
+    groups: PickGroups,
+    tokens: int,
 ) -> Tensor:
     """Multiply rows by this GPU's experts and sum them token by token, as an engine does."""
     local_experts = dims.experts // run.ep
@@ -334,7 +402,13 @@ def _fused_experts(
     return tape.launch(op, (x, up, down), (tokens, dims.hidden))
 
 
-def busiest_picks(picks: int, experts: int, chosen: int, skew: float, gpus: int) -> PickGroups:
+def busiest_picks(
+    picks: int,
+    experts: int,
+    chosen: int,
+    skew: float,
+    gpus: int,
+) -> PickGroups:
     """Return groups of experts with equal numbers of rows on the GPU that gets most.
 
     A group is how many experts, and the rows of each. Everyone waits for that GPU. Of the picks
@@ -365,7 +439,12 @@ def busiest_picks(picks: int, experts: int, chosen: int, skew: float, gpus: int)
     return groups or [(1, 1)]
 
 
-def share_picks(picks: int, experts: int, chosen: int, skew: float) -> PickGroups:
+def share_picks(
+    picks: int,
+    experts: int,
+    chosen: int,
+    skew: float,
+) -> PickGroups:
     """Return groups of experts with equal numbers of rows: how many experts, and the rows of each.
 
     Balanced, all experts share the picks evenly (as many experts as there are picks, when fewer).

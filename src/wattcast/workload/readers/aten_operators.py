@@ -5,7 +5,12 @@ in place and follows the rule of the name without it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -22,18 +27,38 @@ from wattcast.workload.memory_layout import (
     describe_pointwise,
 )
 from wattcast.workload.operator_base import Operator, find_function
-from wattcast.workload.operator_types import Bmm, Conv2d, Elementwise, Layout, Linear
-from wattcast.workload.symbolic_tensor import Tensor, describe_concatenation, is_turned
+from wattcast.workload.operator_types import (
+    Bmm,
+    Conv2d,
+    Elementwise,
+    Layout,
+    Linear,
+)
+from wattcast.workload.symbolic_tensor import (
+    Tensor,
+    describe_concatenation,
+    is_turned,
+)
 
 # Functions that only call a fill or a random generator, which is counted instead.
 _CALLERS = frozenset(
     ["zeros", "ones", "full", "rand", "randn", "zeros_like", "ones_like", "full_like", "new_zeros"]
 )
 # Where the chance of dropout stands among the arguments of attention: forward and backward.
-_DROPOUT_PLACES = {"flash": (3, 10), "efficient": (5, 9), "cudnn": (5, 13)}
+_DROPOUT_PLACES = {
+    "flash": (3, 10),
+    "efficient": (5, 9),
+    "cudnn": (5, 13),
+}
 _USUAL_DROPOUT_PLACES = (4, 4)
 # The functions of common powers.
-_POWERS = {1.0: "copy", 2.0: "square", 3.0: "cube", 0.5: "sqrt", -0.5: "rsqrt"}
+_POWERS = {
+    1.0: "copy",
+    2.0: "square",
+    3.0: "cube",
+    0.5: "sqrt",
+    -0.5: "rsqrt",
+}
 
 
 @dataclass(frozen=True)
@@ -81,7 +106,11 @@ class AtenCall:
             return Dtype.TF32
         return tensor.dtype
 
-    def convolution_dtype(self, tensor: Tensor, groups: int) -> Dtype:
+    def convolution_dtype(
+        self,
+        tensor: Tensor,
+        groups: int,
+    ) -> Dtype:
         """Return the format a convolution is computed in; depthwise ones run on CUDA cores."""
         is_depthwise = groups > 1 and groups == tensor.shape[1]
         if tensor.dtype is Dtype.FP32 and self.tf32 is not False and not is_depthwise:
@@ -320,7 +349,12 @@ def _describe_norm(call: AtenCall, x: Tensor) -> Operator:
         shapes = (value for value in lists if isinstance(value[0], int))
         dim = prod(next(shapes))
     kind = operator_types.RmsNorm if "rms" in call.name else operator_types.LayerNorm
-    return kind(rows=x.numel // dim, dim=dim, dtype=x.dtype, backward=call.backward)
+    return kind(
+        rows=x.numel // dim,
+        dim=dim,
+        dtype=x.dtype,
+        backward=call.backward,
+    )
 
 
 def _map_batch_norm(call: AtenCall) -> list[Operator]:
@@ -350,9 +384,25 @@ def _map_pool(call: AtenCall) -> list[Operator]:
     if call.backward:
         read = x.byte + sum(tensor.byte for tensor in call.inputs[2:])
         planes = prod(out.shape[:-2])
-        return [Elementwise("pool_grad", out.numel, dtype=x.dtype, read=read, rows=planes)]
+        return [
+            Elementwise(
+                "pool_grad",
+                out.numel,
+                dtype=x.dtype,
+                read=read,
+                rows=planes,
+            )
+        ]
     planes = prod(x.shape[:-2])
-    return [Elementwise("pool", x.numel, dtype=x.dtype, write=call.out_byte, rows=planes)]
+    return [
+        Elementwise(
+            "pool",
+            x.numel,
+            dtype=x.dtype,
+            write=call.out_byte,
+            rows=planes,
+        )
+    ]
 
 
 def _map_scatter(call: AtenCall) -> list[Operator]:
@@ -399,7 +449,15 @@ def _map_loss(call: AtenCall) -> list[Operator]:
         labels = Elementwise("copy", target.numel, dtype=x.dtype, read=target.byte)
         return [_make_zeros(x), labels]
     read = target.numel * (x.dtype.byte + target.dtype.byte)
-    return [Elementwise("gather", target.numel, dtype=x.dtype, read=read, write=call.out.byte)]
+    return [
+        Elementwise(
+            "gather",
+            target.numel,
+            dtype=x.dtype,
+            read=read,
+            write=call.out.byte,
+        )
+    ]
 
 
 def _map_product(call: AtenCall) -> list[Operator]:
@@ -416,9 +474,25 @@ def _map_product(call: AtenCall) -> list[Operator]:
     turned = is_turned(a, b)
     op: Operator
     if len(a.shape) == 3:
-        op = Bmm(b=a.shape[0], m=m, n=n, k=k, dtype=math, out_dtype=result, turned=turned)
+        op = Bmm(
+            b=a.shape[0],
+            m=m,
+            n=n,
+            k=k,
+            dtype=math,
+            out_dtype=result,
+            turned=turned,
+        )
     else:
-        op = Linear(m=m, n=n, k=k, bias=has_bias, turned=turned, dtype=math, out_dtype=result)
+        op = Linear(
+            m=m,
+            n=n,
+            k=k,
+            bias=has_bias,
+            turned=turned,
+            dtype=math,
+            out_dtype=result,
+        )
     if summand is None or has_bias:
         return [op]
     return [_copy_source(call, summand), op]
@@ -434,10 +508,27 @@ def _map_grouped_product(call: AtenCall) -> list[Operator]:
     dtype = call.math_dtype(a)
     if len(a.shape) == 2 and len(b.shape) == 3:
         groups, k, _ = b.shape
-        return [Bmm(b=groups, m=max(a.shape[0] // groups, 1), n=n, k=k, dtype=dtype)]
+        return [
+            Bmm(
+                b=groups,
+                m=max(a.shape[0] // groups, 1),
+                n=n,
+                k=k,
+                dtype=dtype,
+            )
+        ]
     groups = call.out.shape[0]
     k = max(a.shape[-1] // groups, 1)
-    return [Bmm(b=groups, m=a.shape[0], n=n, k=k, dtype=dtype, turned=is_turned(a, b))]
+    return [
+        Bmm(
+            b=groups,
+            m=a.shape[0],
+            n=n,
+            k=k,
+            dtype=dtype,
+            turned=is_turned(a, b),
+        )
+    ]
 
 
 def _map_attention(call: AtenCall) -> list[Operator]:
@@ -518,7 +609,11 @@ def _map_convolution_gradient(call: AtenCall) -> list[Operator]:
 
 
 # A transposed convolution is the gradient of a plain one.
-_TRANSPOSED_DIRECTIONS = {"forward": "dgrad", "dgrad": "forward", "wgrad": "wgrad"}
+_TRANSPOSED_DIRECTIONS = {
+    "forward": "dgrad",
+    "dgrad": "forward",
+    "wgrad": "wgrad",
+}
 
 
 def _describe_convolution(

@@ -11,12 +11,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from wattcast.core import BadInput, Dtype, clip_text, unknown_name
+from wattcast.core import (
+    BadInput,
+    Dtype,
+    clip_text,
+    unknown_name,
+)
 from wattcast.core.strict_files import decode_json
-from wattcast.workload.model_catalogue import ARCHITECTURES, ModelSpec, make_model
+from wattcast.workload.model_catalogue import (
+    ARCHITECTURES,
+    ModelSpec,
+    make_model,
+)
 from wattcast.workload.readers.huggingface_fields import ConfigFields
 from wattcast.workload.readers.huggingface_layers import group_layers
-from wattcast.workload.readers.huggingface_rules import FURTHER, ModelRule, load_rules
+from wattcast.workload.readers.huggingface_rules import (
+    FURTHER,
+    ModelRule,
+    load_rules,
+)
 
 # Models of pictures or sounds whose language part is one of the decoders of huggingface.yaml.
 _LANGUAGE_PARTS = {
@@ -49,12 +62,20 @@ def name_model(path: Path) -> str:
     return path.resolve().parent.name if path.name == "config.json" else path.stem
 
 
-def parse_huggingface(data: bytes, where: str, name: str = "") -> ModelSpec:
+def parse_huggingface(
+    data: bytes,
+    where: str,
+    name: str = "",
+) -> ModelSpec:
     """Parse the JSON text of a configuration."""
     return convert_config(decode_json(data, dict[str, Any], where), where, name)
 
 
-def convert_config(config: Mapping[str, Any], where: str = "config", name: str = "") -> ModelSpec:
+def convert_config(
+    config: Mapping[str, Any],
+    where: str = "config",
+    name: str = "",
+) -> ModelSpec:
     """Convert a configuration that was read already."""
     stated = {name: value for name, value in config.items() if value != "auto"}
     fields = ConfigFields(stated, where)
@@ -152,7 +173,11 @@ def _read_dims(fields: ConfigFields, rule: ModelRule) -> dict[str, Any]:
     return dims
 
 
-def _read_state(fields: ConfigFields, expressions: Mapping[str, Any], kind: Any) -> dict[str, Any]:
+def _read_state(
+    fields: ConfigFields,
+    expressions: Mapping[str, Any],
+    kind: Any,
+) -> dict[str, Any]:
     """Return the dimensions of the layers that scan."""
     kinds = get_type_hints(kind)
     return {name: fields.read(text, kinds[name]) for name, text in expressions.items()}

@@ -8,8 +8,16 @@ decoded once."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields, replace
-from functools import cache, lru_cache, reduce
+from dataclasses import (
+    MISSING,
+    fields,
+    replace,
+)
+from functools import (
+    cache,
+    lru_cache,
+    reduce,
+)
 from itertools import groupby
 from operator import or_
 from pathlib import Path
@@ -18,13 +26,23 @@ from typing import Any, get_type_hints
 import msgspec
 import numpy as np
 
-from wattcast.core import BadInput, Dtype, bad_value, check_names, unknown_name
+from wattcast.core import (
+    BadInput,
+    Dtype,
+    bad_value,
+    check_names,
+    unknown_name,
+)
 from wattcast.core.arrays import index_distinct, split_rows
 from wattcast.core.strict_files import decode_json
 from wattcast.workload import adapter_operators, engine_row_operators  # noqa: F401  (register)
 from wattcast.workload.engine_schedule import EngineStep
 from wattcast.workload.graph import Block, Graph
-from wattcast.workload.model_catalogue import ARCHITECTURES, ModelSpec, make_model
+from wattcast.workload.model_catalogue import (
+    ARCHITECTURES,
+    ModelSpec,
+    make_model,
+)
 from wattcast.workload.operator_base import (
     MANY_OPS,
     MOST_BYTE,
@@ -35,7 +53,14 @@ from wattcast.workload.operator_base import (
     load_functions,
     registered_operators,
 )
-from wattcast.workload.operator_types import Bmm, Conv2d, Elementwise, LayerNorm, Linear, Softmax
+from wattcast.workload.operator_types import (
+    Bmm,
+    Conv2d,
+    Elementwise,
+    LayerNorm,
+    Linear,
+    Softmax,
+)
 
 MAX_OPS = 1_000_000
 MOST_COUNTED = 10**15  # tokens, pictures or GPUs of one run
@@ -154,7 +179,11 @@ def graph_to_plain(graph: Graph) -> dict[str, Any]:
         if block.repeat == 1 and not block.label and block.step is None:
             ops += entries
             continue
-        plain_block = {"repeat": block.repeat, "label": block.label, "ops": entries}
+        plain_block = {
+            "repeat": block.repeat,
+            "label": block.label,
+            "ops": entries,
+        }
         if block.step is not None:
             plain_block["step"] = msgspec.to_builtins(block.step)
         ops.append(plain_block)
@@ -176,7 +205,11 @@ def operator_to_plain(op: Operator) -> dict[str, Any]:
     return plain
 
 
-def _parse_entries(entries: Sequence[Any], where: str, first: int = 0) -> Sequence[Any]:
+def _parse_entries(
+    entries: Sequence[Any],
+    where: str,
+    first: int = 0,
+) -> Sequence[Any]:
     """Return the operator of each entry, or None for a block; many operators in columns."""
     raws, place = index_distinct(map(bytes, entries))
     if len(entries) >= MANY_OPS:
@@ -284,7 +317,11 @@ def operator_struct(cls: type[Operator], name: str = "") -> type[msgspec.Struct]
         required.insert(0, ("op", str))
     tag: dict[str, Any] = {}
     if name:
-        tag = {"tag_field": "op", "tag": name, "namespace": named}
+        tag = {
+            "tag_field": "op",
+            "tag": name,
+            "namespace": named,
+        }
     return msgspec.defstruct(
         cls.__name__,
         [*required, *optional],
@@ -388,5 +425,16 @@ def _decode_product(query: _Query, kind: str) -> Operator:
             dtype=dtype,
         )
     if query.batch == 1:
-        return Linear(m=query.dimN, n=query.dimM, k=query.dimK, dtype=dtype)
-    return Bmm(b=query.batch, m=query.dimM, n=query.dimN, k=query.dimK, dtype=dtype)
+        return Linear(
+            m=query.dimN,
+            n=query.dimM,
+            k=query.dimK,
+            dtype=dtype,
+        )
+    return Bmm(
+        b=query.batch,
+        m=query.dimM,
+        n=query.dimN,
+        k=query.dimK,
+        dtype=dtype,
+    )

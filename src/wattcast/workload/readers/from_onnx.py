@@ -10,14 +10,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wattcast.core import BadInput, Dtype, bad_value, clip_text
+from wattcast.core import (
+    BadInput,
+    Dtype,
+    bad_value,
+    clip_text,
+)
 from wattcast.core.errors import import_extra
 from wattcast.core.strict_files import read_bytes, read_shipped_table
 from wattcast.workload.graph import Block, Graph
 from wattcast.workload.memory_layout import classify_layout, describe_pointwise
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Elementwise, Layout
-from wattcast.workload.readers.aten_operators import AtenCall, describe_rounding, map_call
+from wattcast.workload.readers.aten_operators import (
+    AtenCall,
+    describe_rounding,
+    map_call,
+)
 from wattcast.workload.symbolic_tensor import Tensor, make_tensor
 
 MAX_ONNX_BYTE = 1 << 31
@@ -70,7 +79,11 @@ def read_onnx(path: Path) -> Graph:
     return Graph(path.stem, (Block(tuple(ops)),), None, tuple(notes))
 
 
-def _check_external_data(model: Any, folder: Path, where: str) -> None:
+def _check_external_data(
+    model: Any,
+    folder: Path,
+    where: str,
+) -> None:
     """Refuse weights that are said to lie outside the model's own folder."""
     for tensor in model.graph.initializer:
         for entry in tensor.external_data:
@@ -146,7 +159,11 @@ class _Call:
                 return self._tensor(name)
         raise bad_value(f"{self.place} ({self.kind})", "an output", "none")
 
-    def attribute(self, name: str, default: Any) -> Any:
+    def attribute(
+        self,
+        name: str,
+        default: Any,
+    ) -> Any:
         """Return an attribute: whole numbers, a fraction or one whole number."""
         for item in self.node.attribute:
             if item.name == name:
@@ -203,7 +220,11 @@ def _map_node(call: _Call) -> list[Operator] | None:
     return [_map_pointwise(function, inputs, out)]
 
 
-def _map_pointwise(function: str, inputs: list[Tensor], out: Tensor) -> Operator:
+def _map_pointwise(
+    function: str,
+    inputs: list[Tensor],
+    out: Tensor,
+) -> Operator:
     """Return one elementwise kernel over broadcast inputs."""
     main = max(inputs, key=lambda tensor: tensor.numel)
     is_broadcast = all(len(tensor.shape) <= len(out.shape) for tensor in inputs)
@@ -235,14 +256,22 @@ def _list_arguments(call: _Call, name: str) -> tuple[Any, ...]:
     return x, *further
 
 
-def _transpose_marked(call: _Call, matrix: Tensor, attribute: str) -> Tensor:
+def _transpose_marked(
+    call: _Call,
+    matrix: Tensor,
+    attribute: str,
+) -> Tensor:
     """Return a matrix as it is multiplied: transposed where an attribute says so."""
     if call.attribute(attribute, 0):
         return make_tensor(matrix.shape[::-1], matrix.dtype)
     return matrix
 
 
-def _fold_product(x: Tensor, other: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+def _fold_product(
+    x: Tensor,
+    other: Tensor,
+    out: Tensor,
+) -> tuple[Tensor, Tensor]:
     """Return the factors of a stack of matrices times one matrix, or times as many."""
     k, n = other.shape[-2:] if len(other.shape) > 1 else (other.numel, 1)
     if len(other.shape) <= 2:
@@ -252,7 +281,11 @@ def _fold_product(x: Tensor, other: Tensor, out: Tensor) -> tuple[Tensor, Tensor
     return make_tensor((products, m, k), x.dtype), make_tensor((products, k, n), x.dtype)
 
 
-def _list_convolution(call: _Call, x: Tensor, further: list[Tensor]) -> tuple[Any, ...]:
+def _list_convolution(
+    call: _Call,
+    x: Tensor,
+    further: list[Tensor],
+) -> tuple[Any, ...]:
     """Return picture, weight, bias, stride, padding, dilation, transposed, its padding, groups."""
     sides = len(x.shape) - 2
     if sides not in (1, 2):

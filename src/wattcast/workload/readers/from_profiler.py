@@ -7,15 +7,27 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import (
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from wattcast.core import BadInput, Dtype, bad_value
-from wattcast.core.strict_files import decode_json, gunzip_bytes, read_bytes
+from wattcast.core import (
+    BadInput,
+    Dtype,
+    bad_value,
+)
+from wattcast.core.strict_files import (
+    decode_json,
+    gunzip_bytes,
+    read_bytes,
+)
 from wattcast.workload.graph import Block, Graph
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Elementwise
@@ -120,7 +132,12 @@ class _UnmappedLaunches:
     calls: Counter[str] = field(default_factory=Counter)
     duration_s: Counter[str] = field(default_factory=Counter)
 
-    def add(self, name: str, calls: int, duration_s: float) -> None:
+    def add(
+        self,
+        name: str,
+        calls: int,
+        duration_s: float,
+    ) -> None:
         self.calls[name] += calls
         self.duration_s[name] += duration_s  # type: ignore[assignment]  # seconds are no integer
 
@@ -199,7 +216,9 @@ def _check_recording(nodes: Sequence[_Node], where: str) -> None:
 
 
 def _assign_kernels(
-    nodes: Sequence[_Node], kernels: Sequence[ProfilerEvent], unmapped: _UnmappedLaunches
+    nodes: Sequence[_Node],
+    kernels: Sequence[ProfilerEvent],
+    unmapped: _UnmappedLaunches,
 ) -> int:
     """Add each kernel to its operator, and return the number of copies from or to the host."""
     by_id = {node.event.external_id: node for node in nodes}
@@ -280,7 +299,11 @@ def _find_outermost(nodes: Sequence[_Node], unmapped: _UnmappedLaunches) -> list
     return outermost
 
 
-def _map_node(node: _Node, main_dtype: Dtype, unmapped: _UnmappedLaunches) -> list[Operator]:
+def _map_node(
+    node: _Node,
+    main_dtype: Dtype,
+    unmapped: _UnmappedLaunches,
+) -> list[Operator]:
     """Return the operators that a recorded call stands for; one without a rule is unspecified."""
     name = node.event.name
     try:
@@ -298,7 +321,11 @@ def _map_node(node: _Node, main_dtype: Dtype, unmapped: _UnmappedLaunches) -> li
 def _read_arguments(args: Mapping[str, Any], main_dtype: Dtype) -> tuple[Any, ...]:
     """Turn recorded dims, strides, types and values into tensors, lists and plain numbers."""
 
-    def recorded(key: str, index: int, default: Any) -> Any:
+    def recorded(
+        key: str,
+        index: int,
+        default: Any,
+    ) -> Any:
         values = args.get(key, [])
         return values[index] if index < len(values) else default
 
@@ -316,7 +343,11 @@ def _read_arguments(args: Mapping[str, Any], main_dtype: Dtype) -> tuple[Any, ..
     return tuple(arguments)
 
 
-def _make_tensors(shapes: Sequence[Any], strides: Any, dtype: Dtype) -> tuple[Tensor, ...]:
+def _make_tensors(
+    shapes: Sequence[Any],
+    strides: Any,
+    dtype: Dtype,
+) -> tuple[Tensor, ...]:
     """Make the tensors of a list, row-major where their strides were not recorded."""
     if not strides or len(strides) != len(shapes):
         strides = [None] * len(shapes)
@@ -324,7 +355,11 @@ def _make_tensors(shapes: Sequence[Any], strides: Any, dtype: Dtype) -> tuple[Te
     return tuple([_make_tensor(shape, steps, dtype) for shape, steps in pairs])
 
 
-def _make_tensor(shape: Sequence[Any], strides: Sequence[Any] | None, dtype: Dtype) -> Tensor:
+def _make_tensor(
+    shape: Sequence[Any],
+    strides: Sequence[Any] | None,
+    dtype: Dtype,
+) -> Tensor:
     sizes = tuple(map(int, shape))
     steps = tuple(map(int, strides or ()))
     return make_tensor(sizes, dtype, steps if len(steps) == len(sizes) else None)

@@ -10,11 +10,20 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import (
+    Callable,
+    Iterator,
+    Mapping,
+)
 from importlib import import_module
 from typing import Any
 
-from wattcast.core import BadInput, Dtype, bad_value, clip_text
+from wattcast.core import (
+    BadInput,
+    Dtype,
+    bad_value,
+    clip_text,
+)
 from wattcast.core.errors import MissingTool
 from wattcast.workload.build_model import WORKSPACE_BYTE
 from wattcast.workload.graph import Block, Graph
@@ -97,7 +106,11 @@ def capture(
 
 
 def _record_run(
-    torch: Any, module: Any, recorder: _CallRecorder, run_module: Callable[[], None], train: bool
+    torch: Any,
+    module: Any,
+    recorder: _CallRecorder,
+    run_module: Callable[[], None],
+    train: bool,
 ) -> None:
     """Run a module on the meta device and record all calls that it dispatches."""
     keep_saved = torch.autograd.graph.saved_tensors_hooks(  # what backward needs stays alive
@@ -140,7 +153,11 @@ def _count_parameters(module: Any) -> Counter[Dtype]:
     return count
 
 
-def _make_inputs(torch: Any, module: Any, inputs: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+def _make_inputs(
+    torch: Any,
+    module: Any,
+    inputs: Any,
+) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     """Return the arguments by place and by name, with tensors in place of shapes."""
     floating = (p.dtype for p in _list_parameters(module) if p.is_floating_point())
     dtype = next(floating, torch.float32)
@@ -192,7 +209,11 @@ class _LiveMemory:
         self.peak_byte = max(self.peak_byte, self.byte)
         weakref.finalize(tensor, self._drop, key, size)
 
-    def _drop(self, key: int, size: int) -> None:
+    def _drop(
+        self,
+        key: int,
+        size: int,
+    ) -> None:
         self.tensors[key] -= 1
         if not self.tensors[key]:
             self.byte -= size
@@ -201,7 +222,12 @@ class _LiveMemory:
 class _CallRecorder:
     """Operators as they are dispatched, with the submodule that called them."""
 
-    def __init__(self, torch: Any, module: Any, tf32: bool | None) -> None:
+    def __init__(
+        self,
+        torch: Any,
+        module: Any,
+        tf32: bool | None,
+    ) -> None:
         self.torch = torch
         self.tf32 = tf32
         self.ops: list[Operator] = []
@@ -217,7 +243,11 @@ class _CallRecorder:
             if path:
                 self._watch_module(path, child)
 
-    def _watch_module(self, path: str, child: Any) -> None:
+    def _watch_module(
+        self,
+        path: str,
+        child: Any,
+    ) -> None:
         enter = child.register_forward_pre_hook(lambda *_: self.stack.append(path))
         leave = child.register_forward_hook(self._leave_module, always_call=False)
         self.hooks += [enter, leave]
@@ -235,7 +265,13 @@ class _CallRecorder:
         for hook in self.hooks:
             hook.remove()
 
-    def record(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+    def record(
+        self,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        out: Any,
+    ) -> None:
         """Append the operators that a call launches."""
         symbolic_args = _to_symbolic(self.torch, (*args, *kwargs.values()))
         results = tuple(find_tensors(_to_symbolic(self.torch, (out,))))
@@ -254,10 +290,19 @@ class _CallRecorder:
             ops = self._keep_bytes(call, str(func), flop) if results else []
         self.ops += [op.with_label(self.path()) for op in ops]
 
-    def _keep_bytes(self, call: AtenCall, name: str, flop: float) -> list[Operator]:
+    def _keep_bytes(
+        self,
+        call: AtenCall,
+        name: str,
+        flop: float,
+    ) -> list[Operator]:
         """Return an operator that stands for a call without a rule, whose bytes are known."""
         read_byte = sum(tensor.byte for tensor in call.inputs)
-        work: dict[str, Any] = {"calls": 1, "flop": flop, "byte": read_byte + call.out_byte}
+        work: dict[str, Any] = {
+            "calls": 1,
+            "flop": flop,
+            "byte": read_byte + call.out_byte,
+        }
         self.unmapped.setdefault((name, self.path()), Counter()).update(work)
         op = Elementwise(
             "unspecified",
@@ -285,7 +330,12 @@ class _CallRecorder:
         yield from describe_rounding(self.ops)
 
 
-def _count_flop(func: Any, args: Any, kwargs: Any, out: Any) -> float:
+def _count_flop(
+    func: Any,
+    args: Any,
+    kwargs: Any,
+    out: Any,
+) -> float:
     """Return the FLOPs of a call by PyTorch's own counter; 0 where that has no rule."""
     registry = import_module("torch.utils.flop_counter").flop_registry
     rule = registry.get(func.overloadpacket)
@@ -299,7 +349,11 @@ def _make_dispatch_mode(torch: Any, recorder: _CallRecorder) -> Any:
 
     class RecordingMode(base):  # type: ignore[misc]
         def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+            self,
+            func: Any,
+            types: Any,
+            args: Any = (),
+            kwargs: Any = None,
         ) -> Any:
             if func is read_scalar and args[0].dtype is torch.bool:
                 recorder.answered[recorder.path()] = None

@@ -27,17 +27,29 @@ _ACTIVATIONS = {
     "quick_gelu": "quick_gelu",
     "relu2": "relu2",
 }
-_WORDS_FOR_TYPES = {str: "text", list: "a list", dict: "an object"}
+_WORDS_FOR_TYPES = {
+    str: "text",
+    list: "a list",
+    dict: "an object",
+}
 
 
 class ConfigFields:
     """The fields of a configuration, and the file that errors name."""
 
-    def __init__(self, config: Mapping[str, Any], where: str) -> None:
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        where: str,
+    ) -> None:
         self.config = config
         self.where = where
 
-    def get(self, name: str, default: Any) -> Any:
+    def get(
+        self,
+        name: str,
+        default: Any,
+    ) -> Any:
         """Return a field, or ``default`` where it is absent or null."""
         value = self.config.get(name)
         return default if value is None else value
@@ -49,20 +61,34 @@ class ConfigFields:
             return self.take(outer, {}).get(inner)
         return self.config.get(name)
 
-    def check(self, name: str, value: Any, valid: bool, wanted: str) -> Any:
+    def check(
+        self,
+        name: str,
+        value: Any,
+        valid: bool,
+        wanted: str,
+    ) -> Any:
         """Return a value, or raise an error that names its field."""
         if not valid:
             raise bad_value(f"{self.where}: {name}", wanted, value)
         return value
 
-    def take(self, name: str, default: Kind) -> Kind:
+    def take(
+        self,
+        name: str,
+        default: Kind,
+    ) -> Kind:
         """Return text, a list or an object, as its default is one."""
         value = self.get(name, default)
         kind = type(default)
         field: Kind = self.check(name, value, isinstance(value, kind), _WORDS_FOR_TYPES[kind])
         return field
 
-    def require(self, name: str, allowed: list[Any]) -> None:
+    def require(
+        self,
+        name: str,
+        allowed: list[Any],
+    ) -> None:
         """Refuse a field whose value our template does not know."""
         value = self.find(name)
         choices = " or ".join(map(repr, allowed))
@@ -78,7 +104,11 @@ class ConfigFields:
                 config[name] = fields.read(expression)
         return fields
 
-    def read(self, expression: Any, kind: Any = int) -> Any:
+    def read(
+        self,
+        expression: Any,
+        kind: Any = int,
+    ) -> Any:
         """Return what an expression of ``huggingface.yaml`` means.
 
         It is a field, a product of fields, a comparison (``a=b==c``: whether a word, by default b,
@@ -111,7 +141,11 @@ class ConfigFields:
                 product *= factor
         return int(product) if product.is_integer() else product
 
-    def _read_field(self, word: str, kind: Any) -> Any:
+    def _read_field(
+        self,
+        word: str,
+        kind: Any,
+    ) -> Any:
         """Return the first of the fields ``a|b`` that is there.
 
         Where none is, it is the default of ``a=1``, or 0 or false for ``a?``.

@@ -35,7 +35,11 @@ class LayerRule(msgspec.Struct, forbid_unknown_fields=True):
     set: dict[str, Any] = {}  # fields of a layer: [where marked, elsewhere], or everywhere
 
 
-def mark_layers(fields: ConfigFields, layers: int, rule: LayerRule) -> list[bool]:
+def mark_layers(
+    fields: ConfigFields,
+    layers: int,
+    rule: LayerRule,
+) -> list[bool]:
     """Tell of each layer whether a rule marks it.
 
     A list in the file decides; without one, the place of a layer does.
@@ -57,7 +61,11 @@ def mark_layers(fields: ConfigFields, layers: int, rule: LayerRule) -> list[bool
     return marks
 
 
-def _mark_by_lists(fields: ConfigFields, layers: int, rule: LayerRule) -> list[bool] | None:
+def _mark_by_lists(
+    fields: ConfigFields,
+    layers: int,
+    rule: LayerRule,
+) -> list[bool] | None:
     """Return what a list in the file says of each layer; None where it has none."""
     for name, mark_of_word in rule.words.items():
         words = fields.config.get(name)
@@ -88,7 +96,9 @@ def _is_list_of(value: Any, length: int) -> bool:
 
 
 def group_layers(
-    fields: ConfigFields, layers: int, rules: Sequence[LayerRule]
+    fields: ConfigFields,
+    layers: int,
+    rules: Sequence[LayerRule],
 ) -> list[dict[str, Any]]:
     """Return groups of equal layers in the order in which they first appear.
 
@@ -107,7 +117,11 @@ def group_layers(
     return count_alike(kinds)
 
 
-def _read_pair(fields: ConfigFields, name: str, values: Any) -> list[Any]:
+def _read_pair(
+    fields: ConfigFields,
+    name: str,
+    values: Any,
+) -> list[Any]:
     """Return what a field of a layer is where the layer is marked, and what it is elsewhere."""
     pair = values if isinstance(values, list) else [values, values]
     kind = type(_USUAL_LAYER[name])

@@ -13,7 +13,11 @@ import msgspec
 
 from wattcast.core.strict_files import read_shipped_yaml
 from wattcast.workload.readers.huggingface_fields import ConfigFields
-from wattcast.workload.readers.huggingface_layers import LayerRule, count_alike, mark_layers
+from wattcast.workload.readers.huggingface_layers import (
+    LayerRule,
+    count_alike,
+    mark_layers,
+)
 
 # Layers of SAM that attend to the whole picture, as transformers assumes where a file is silent
 _SAM_FULL_LAYERS = [2, 5, 8, 11]
@@ -89,7 +93,11 @@ def _read_granite_experts(fields: ConfigFields) -> dict[str, Any]:
     }
 
 
-_NEMOTRON_LETTERS = {"M": "mamba", "*": "attention", "-": "mlp"}
+_NEMOTRON_LETTERS = {
+    "M": "mamba",
+    "*": "attention",
+    "-": "mlp",
+}
 _NEMOTRON_SCAN = {"mixer": "mamba2", "feed_forward": "none"}
 _NEMOTRON_ATTENTION = {"mixer": "attention", "feed_forward": "none"}
 _NEMOTRON_LAYERS: dict[str, dict[str, Any]] = {
@@ -149,7 +157,11 @@ def _read_falcon(fields: ConfigFields) -> dict[str, Any]:
     }
 
 
-_T5_ACTIVATIONS = {"relu": "relu", "gated-gelu": "gelu_new", "gated-silu": "silu"}
+_T5_ACTIVATIONS = {
+    "relu": "relu",
+    "gated-gelu": "gelu_new",
+    "gated-silu": "silu",
+}
 
 
 def _read_t5(fields: ConfigFields) -> dict[str, Any]:

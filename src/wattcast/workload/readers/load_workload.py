@@ -17,7 +17,11 @@ from wattcast.core.errors import fold_name
 from wattcast.core.strict_files import read_bytes
 from wattcast.workload.build_model import build_graph
 from wattcast.workload.graph import Graph
-from wattcast.workload.model_catalogue import ModelSpec, load_aliases, load_model
+from wattcast.workload.model_catalogue import (
+    ModelSpec,
+    load_aliases,
+    load_model,
+)
 from wattcast.workload.model_options import ModelOptions
 
 Workload: TypeAlias = str | Path | Graph | ModelSpec | Mapping[str, object]
@@ -70,7 +74,11 @@ def _read_operators(path: Path, data: bytes) -> Graph:
     return parse_workload(data, path.name)
 
 
-def capture_workload(module: Any, inputs: Any, options: Mapping[str, Any]) -> Graph:
+def capture_workload(
+    module: Any,
+    inputs: Any,
+    options: Mapping[str, Any],
+) -> Graph:
     """Capture a module; of the options only the phase has a meaning, and only that of training."""
     if not callable(module) or inputs is None:
         wanted = "a torch.nn.Module with inputs=..., or a model's name, file or Graph without"

@@ -18,7 +18,11 @@ _SIZES = {
 }
 
 
-def graph_of_operator(name: str, sizes: str, dtype: str = "bf16") -> Graph:
+def graph_of_operator(
+    name: str,
+    sizes: str,
+    dtype: str = "bf16",
+) -> Graph:
     """Return the workload that runs one operator, such as ``linear`` of ``4096x4096x4096``.
 
     >>> len(graph_of_operator("softmax", "128x1024").blocks)

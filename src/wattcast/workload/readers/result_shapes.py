@@ -70,7 +70,11 @@ def _broadcast_result(name: str, tensors: _Tensors) -> Tensor:
     return make_tensor(shape, dtype, strides)
 
 
-def _infer_shape(name: str, args: _Arguments, tensors: _Tensors) -> Shape | None:
+def _infer_shape(
+    name: str,
+    args: _Arguments,
+    tensors: _Tensors,
+) -> Shape | None:
     """Return the shape of a row-major result, or None where all inputs are broadcast."""
     rule = _SHAPE_RULES.get(name)
     if rule is not None:

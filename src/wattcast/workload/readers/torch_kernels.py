@@ -33,7 +33,11 @@ def route_to_gpu_kernels(torch: Any, record: RecordCall) -> Any:
 
     class FusedKernels(base):  # type: ignore[misc]
         def __torch_function__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+            self,
+            func: Any,
+            types: Any,
+            args: Any = (),
+            kwargs: Any = None,
         ) -> Any:
             kwargs = kwargs or {}
             if func in softmaxes and _widens_half(torch, args, kwargs):
@@ -44,7 +48,11 @@ def route_to_gpu_kernels(torch: Any, record: RecordCall) -> Any:
     return FusedKernels()
 
 
-def _widens_half(torch: Any, args: Any, kwargs: Any) -> bool:
+def _widens_half(
+    torch: Any,
+    args: Any,
+    kwargs: Any,
+) -> bool:
     """Tell whether a softmax of fp16 returns fp32, which its kernel does on the fly."""
     if kwargs.get("dtype") is not torch.float32:
         return False
@@ -57,7 +65,12 @@ def _make_rms_norm(torch: Any, record: RecordCall) -> Callable[..., Any]:
 
     class RootMeanSquare(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
-        def forward(ctx: Any, x: Any, weight: Any, shape: Sequence[int]) -> Any:
+        def forward(
+            ctx: Any,
+            x: Any,
+            weight: Any,
+            shape: Sequence[int],
+        ) -> Any:
             ctx.save_for_backward(x, weight)
             ctx.shape = shape
             out = torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -73,7 +86,12 @@ def _make_rms_norm(torch: Any, record: RecordCall) -> Callable[..., Any]:
             record(aten._fused_rms_norm_backward, args, {}, (d_x, d_weight))
             return d_x, d_weight, None
 
-    def norm(input: Any, normalized_shape: Any, weight: Any = None, eps: Any = None) -> Any:
+    def norm(
+        input: Any,
+        normalized_shape: Any,
+        weight: Any = None,
+        eps: Any = None,
+    ) -> Any:
         return RootMeanSquare.apply(input, weight, list(normalized_shape))
 
     return norm
@@ -83,7 +101,11 @@ def _make_dropout(torch: Any) -> Callable[..., Any]:
     """Return a dropout that is one kernel; ``training`` and ``train`` are PyTorch's two names."""
 
     def drop(
-        input: Any, p: float = 0.5, training: bool = True, train: bool = True, inplace: bool = False
+        input: Any,
+        p: float = 0.5,
+        training: bool = True,
+        train: bool = True,
+        inplace: bool = False,
     ) -> Any:
         if training and train and p > 0.0:
             return torch.ops.aten.native_dropout(input, p, True)[0]

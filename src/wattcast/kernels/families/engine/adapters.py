@@ -56,7 +56,11 @@ def count_adapters(op: AdapterProduct, run: OperatorRun) -> CountedKernel:
         dram_write_byte=op.write_byte * missing,
     )
     plain = {"rank": float(op.rank), "adapters": float(op.adapters)}
-    logs = {"log_m": float(op.m), "log_n": float(op.n), "log_k": float(op.k)}
+    logs = {
+        "log_m": float(op.m),
+        "log_n": float(op.n),
+        "log_k": float(op.k),
+    }
     return CountedKernel("gemm.engine.lora", work, plain, logs)
 
 

@@ -55,7 +55,11 @@ class OperatorRun(NamedTuple):
     flop_per_cycle: float  # of an SM, on the pipe of the operator
     chip: ReferenceChip
 
-    def missing_share(self, byte: float, streams: bool = False) -> float:
+    def missing_share(
+        self,
+        byte: float,
+        streams: bool = False,
+    ) -> float:
         """Return the share of a working set that L2 does not hold when the operator starts.
 
         Weights and caches stream from device memory (``streams``) unless they are warm.
@@ -73,7 +77,10 @@ def count_each(count: KernelCounter, tensor_cores: bool = True) -> KernelMapping
 
     @wraps(count)
     def work(
-        ops: Sequence[Any], conditions: ConditionColumns, rate: Array, reference: ReferenceChip
+        ops: Sequence[Any],
+        conditions: ConditionColumns,
+        rate: Array,
+        reference: ReferenceChip,
     ) -> FamilyColumns:
         runs = zip(conditions.cold.tolist(), conditions.warm.tolist(), rate.tolist(), strict=True)
         kernels = [

@@ -22,7 +22,11 @@ from wattcast.kernels.families.engine.engine_counts import (
     count_each,
     fill_slots,
 )
-from wattcast.kernels.kernel_table import LibraryStyle, ReferenceChip, streamed_share
+from wattcast.kernels.kernel_table import (
+    LibraryStyle,
+    ReferenceChip,
+    streamed_share,
+)
 from wattcast.workload.engine_operators import (
     EXPERT_LIBRARIES,
     RANK_EXPONENTS,
@@ -292,7 +296,12 @@ def _count_zero_blocks(layer: _Layer) -> float:
     return max(visited, op.elsewhere / layer.tile.rows + 0.5 * visited)
 
 
-def has_tuned_tiles(experts: int, intermediate: int, kind: str, gpu: str = "h200") -> bool:
+def has_tuned_tiles(
+    experts: int,
+    intermediate: int,
+    kind: str,
+    gpu: str = "h200",
+) -> bool:
     """Tell whether vLLM ships tiles of its Triton kernels that were tuned on a GPU for the experts.
 
     ``kind`` is half, fp8 (scales of a tensor) or block. Names are those of 0.25.1 on the H200, of

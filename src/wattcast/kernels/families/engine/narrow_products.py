@@ -122,16 +122,31 @@ def count_narrow_product(op: NarrowProduct, run: OperatorRun) -> CountedKernel:
         "fill_128": _fill_with_tiles(m, n, 128, chip),
         "fill_256": _fill_with_tiles(m, n, 256, chip),
     }
-    logs = {"log_m": m, "log_n": n, "log_k": k, "log_units": tiles}
+    logs = {
+        "log_m": m,
+        "log_n": n,
+        "log_k": k,
+        "log_units": tiles,
+    }
     return CountedKernel(f"gemm.engine.{tile.kernel}", work, plain, logs)
 
 
-def _fill_with_tiles(m: float, n: float, rows: int, chip: ReferenceChip) -> float:
+def _fill_with_tiles(
+    m: float,
+    n: float,
+    rows: int,
+    chip: ReferenceChip,
+) -> float:
     """Return the share of SMs that have work with tiles of so many rows by 128 outputs."""
     return fill_slots(ceil(m / rows) * ceil(n / 128.0), chip.sm_count)
 
 
-def _spread_tiles(op: NarrowProduct, tile: _Tile, tiles: int, run: OperatorRun) -> _Blocks:
+def _spread_tiles(
+    op: NarrowProduct,
+    tile: _Tile,
+    tiles: int,
+    run: OperatorRun,
+) -> _Blocks:
     """Return the blocks of a kernel: one a tile, unless they share out the steps of all tiles."""
     unit_flop = 2.0 * tile.m * tile.n * op.k
     steps = op.k / tile.k
@@ -146,7 +161,11 @@ def _spread_tiles(op: NarrowProduct, tile: _Tile, tiles: int, run: OperatorRun) 
 
 
 def _share_by_machete(
-    op: NarrowProduct, tiles: int, steps: float, unit_flop: float, sm_count: float
+    op: NarrowProduct,
+    tiles: int,
+    steps: float,
+    unit_flop: float,
+    sm_count: float,
 ) -> _Blocks:
     """Return the blocks of Machete, each of at least ``LEAST_STEPS`` along k.
 
@@ -164,7 +183,11 @@ def _share_by_machete(
 
 
 def _share_by_marlin(
-    op: NarrowProduct, tiles: int, steps: float, unit_flop: float, sm_count: float
+    op: NarrowProduct,
+    tiles: int,
+    steps: float,
+    unit_flop: float,
+    sm_count: float,
 ) -> _Blocks:
     """Return the blocks of Marlin: one an SM, and slices of a tile add up in turn.
 
@@ -183,7 +206,11 @@ def _share_by_marlin(
     )
 
 
-def _slice_byte(op: NarrowProduct, tiles: int, sm_count: float) -> float:
+def _slice_byte(
+    op: NarrowProduct,
+    tiles: int,
+    sm_count: float,
+) -> float:
     """Return the bytes of sums in fp32 that slices of a tile write and read again."""
     if tiles >= sm_count:
         return 0.0

@@ -73,7 +73,11 @@ class _Library(NamedTuple):
     is_blackwell: bool
 
     @classmethod
-    def choose(cls, op: PagedAttention, chip: ReferenceChip) -> _Library:
+    def choose(
+        cls,
+        op: PagedAttention,
+        chip: ReferenceChip,
+    ) -> _Library:
         """Return the library that vLLM takes on a chip."""
         is_before_hopper = chip.style is LibraryStyle.AMPERE
         is_fp8 = op.kv_dtype is Dtype.FP8
@@ -255,7 +259,11 @@ def _choose_flash_3_tile(op: PagedAttention, library: _Library) -> _Tile:
     return _Tile(rows, 192.0 if is_fp8 and head_dim > 96 else 128.0)
 
 
-def _walk_sequences(op: PagedAttention, library: _Library, tile: _Tile) -> _Walks:
+def _walk_sequences(
+    op: PagedAttention,
+    library: _Library,
+    tile: _Tile,
+) -> _Walks:
     """Return what tiles walk over; FlashAttention 2 packs heads in plain decode alone."""
     if library.is_flash_2 and (op.window or not library.is_decode):
         op = replace(op, kv_heads=op.heads)
@@ -269,7 +277,12 @@ def _walk_sequences(op: PagedAttention, library: _Library, tile: _Tile) -> _Walk
     return _Walks(heads, tiles, blocks)
 
 
-def _walk_tiles(op: PagedAttention, tokens: int, keys: int, tile: _Tile) -> Array:
+def _walk_tiles(
+    op: PagedAttention,
+    tokens: int,
+    keys: int,
+    tile: _Tile,
+) -> Array:
     """Return the blocks of keys that each tile of a sequence walks over, ``(tile,)``."""
     heads_per_key = op.heads // op.kv_heads
     tile_count = ceil(tokens * heads_per_key / tile.rows)
@@ -285,7 +298,11 @@ def _walk_tiles(op: PagedAttention, tokens: int, keys: int, tile: _Tile) -> Arra
 
 
 def _split_sequences(
-    op: PagedAttention, library: _Library, tile: _Tile, walks: _Walks, chip: ReferenceChip
+    op: PagedAttention,
+    library: _Library,
+    tile: _Tile,
+    walks: _Walks,
+    chip: ReferenceChip,
 ) -> _Split:
     """Return how the library cuts sequences into parts."""
     sm_count = chip.sm_count
@@ -302,7 +319,11 @@ def _split_sequences(
 
 
 def _split_by_flash_2(
-    op: PagedAttention, library: _Library, tile: _Tile, walks: _Walks, chip: ReferenceChip
+    op: PagedAttention,
+    library: _Library,
+    tile: _Tile,
+    walks: _Walks,
+    chip: ReferenceChip,
 ) -> _Split:
     """Return how FlashAttention 2 cuts sequences, which it does only where it packs heads."""
     packs_heads = library.is_decode and not op.window and op.heads > op.kv_heads
@@ -318,7 +339,12 @@ def _split_by_flash_2(
     return _Split(parts, most, slots, copies)
 
 
-def _most_parts(op: PagedAttention, tile: _Tile, slots: float, batch: int = 0) -> int:
+def _most_parts(
+    op: PagedAttention,
+    tile: _Tile,
+    slots: float,
+    batch: int = 0,
+) -> int:
     """Return how many parts a sequence may be cut into where the caller sets no limit.
 
     FlashAttention 3 (``get_num_splits``) looks at the longest sequence alone and leaves up to four
@@ -338,7 +364,12 @@ def _most_parts(op: PagedAttention, tile: _Tile, slots: float, batch: int = 0) -
     return fill_with_parts(tiles, blocks, slots, any_number=not batch)
 
 
-def _count_busiest(walks: _Walks, split: _Split, units: float, sm_count: float) -> float:
+def _count_busiest(
+    walks: _Walks,
+    split: _Split,
+    units: float,
+    sm_count: float,
+) -> float:
     """Return the blocks of keys that the busiest SM walks over."""
     if units > _LISTED_WAVES * sm_count:
         # An even share, and half of a first tile until the last ones end
@@ -358,7 +389,11 @@ def _busiest_share(walks: Array, sm_count: int) -> float:
     return float(dealt.sum(axis=0).max())
 
 
-def _score_cycles(library: _Library, tile: _Tile, head_dim: float) -> float:
+def _score_cycles(
+    library: _Library,
+    tile: _Tile,
+    head_dim: float,
+) -> float:
     """Return the cycles of an SM for the scores of a block, and to turn its fp8 values."""
     cycles = ENGINE_ATTENTION.score_cycles * tile.rows * tile.keys
     if not library.turns_values:
@@ -368,7 +403,12 @@ def _score_cycles(library: _Library, tile: _Tile, head_dim: float) -> float:
     return cycles + each * tile.keys * head_dim
 
 
-def _loaded_keys(op: PagedAttention, library: _Library, tile: _Tile, walks: _Walks) -> float:
+def _loaded_keys(
+    op: PagedAttention,
+    library: _Library,
+    tile: _Tile,
+    walks: _Walks,
+) -> float:
     """Return the keys that all tiles load; before Hopper none behind the last one."""
     if not library.is_before_hopper:
         return walks.walked_blocks * tile.keys

@@ -59,7 +59,11 @@ _SPLIT_LOGITS = 2**17  # from which several blocks share a row of logits
 _FEW_CHOICES = 1024.0  # below which a warp or a thread an expert sorts
 # Samplers that were measured in whole steps alone, and the one among the bursts that they are like;
 # and quantising to fp4, which is a kind of that by block.
-_MEASURED_LIKE = {"sorted": "top_p", "penalised": "random", "fp4": "block.fp4"}
+_MEASURED_LIKE = {
+    "sorted": "top_p",
+    "penalised": "random",
+    "fp4": "block.fp4",
+}
 _NORM_ROWS = 256  # from which vLLM's norms take blocks of 256 threads
 
 
@@ -131,7 +135,12 @@ def count_row_kernel(op: RowKernel, run: OperatorRun) -> CountedKernel:
         "byte_per_element": byte / max(op.elements, 1.0),
         "fill": fill_slots(grid.units, grid.slots * run.chip.sm_count),
     }
-    logs = {"log_rows": op.rows, "log_dim": op.dim, "log_byte": byte, "log_n": op.elements}
+    logs = {
+        "log_rows": op.rows,
+        "log_dim": op.dim,
+        "log_byte": byte,
+        "log_n": op.elements,
+    }
     root = "rmsnorm" if isinstance(op, EngineRmsNorm) else "elementwise"
     family = f"{root}.engine.rows.{form.measured_name.replace(' ', '.')}"
     return CountedKernel(family, work, plain, logs)
@@ -160,7 +169,12 @@ def _working_set_byte(op: RowKernel, form: _RowForm) -> float:
     return op.read_byte + op.write_byte
 
 
-def _choose_grid(op: RowKernel, form: _RowForm, sm_count: float, missing: float) -> _Grid:
+def _choose_grid(
+    op: RowKernel,
+    form: _RowForm,
+    sm_count: float,
+    missing: float,
+) -> _Grid:
     if isinstance(op, Sampling):
         return _sample_logits(op, form)
     if isinstance(op, Route):
@@ -219,7 +233,12 @@ def _align_tokens(op: AlignTokens) -> _Grid:
     return _Grid(2.0, op.elements / _FEW_CHOICES, 0.0, launches=2.0)
 
 
-def _walk_rows(op: RowKernel, form: _RowForm, sm_count: float, missing: float) -> _Grid:
+def _walk_rows(
+    op: RowKernel,
+    form: _RowForm,
+    sm_count: float,
+    missing: float,
+) -> _Grid:
     """Return the grid of a kernel whose threads walk over rows, by its line of
     ``row_costs.csv``.
     """

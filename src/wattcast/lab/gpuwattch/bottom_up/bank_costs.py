@@ -96,7 +96,11 @@ def cell_sides_um(tech: Technology, ports: ArrayPorts) -> tuple[float, float]:
     return side_um + further, side_um * _CELL_ASPECT + further
 
 
-def _folded_um(tech: Technology, width_um: float, pitch_um: Array) -> Array:
+def _folded_um(
+    tech: Technology,
+    width_um: float,
+    pitch_um: Array,
+) -> Array:
     """Return the height of a transistor that is folded to fit a pitch."""
     fingers = np.ceil(width_um / pitch_um)
     return np.asarray((fingers + (fingers + 1.0) * 3.0) * tech.feature_um)
@@ -161,7 +165,11 @@ class _Bitlines:
 
 
 def _bitline_cost(
-    tech: Technology, ports: ArrayPorts, part: ArrayPartition, wide_um: float, high_um: float
+    tech: Technology,
+    ports: ArrayPorts,
+    part: ArrayPartition,
+    wide_um: float,
+    high_um: float,
 ) -> _Bitlines:
     feature = tech.feature_um
     volts = tech.voltage_v
@@ -217,7 +225,10 @@ class _MatCircuits:
         return np.asarray(inside_s + self.out.delay_s + self.compare.delay_s)
 
     def leakage_w(
-        self, tech: Technology, ports: ArrayPorts, part: ArrayPartition
+        self,
+        tech: Technology,
+        ports: ArrayPorts,
+        part: ArrayPartition,
     ) -> tuple[Array, Array]:
         """Return subthreshold and gate leakage of the cells and of the circuits around them."""
         feature = tech.feature_um
@@ -244,7 +255,10 @@ def _sensed_columns(part: ArrayPartition) -> Array:
 
 
 def _mat_circuits(
-    tech: Technology, ports: ArrayPorts, part: ArrayPartition, tag_ways: int
+    tech: Technology,
+    ports: ArrayPorts,
+    part: ArrayPartition,
+    tag_ways: int,
 ) -> _MatCircuits:
     wide_um, high_um = cell_sides_um(tech, ports)
     # a line switches the precharge and equalising transistors of every column
@@ -333,7 +347,10 @@ def wire_tree_cost(
 
 
 def _decoder_cost(
-    tech: Technology, part: ArrayPartition, wide_um: float, high_um: float
+    tech: Technology,
+    part: ArrayPartition,
+    wide_um: float,
+    high_um: float,
 ) -> CircuitCost:
     """Return the cost of two predecoders of half the address each, the row gates that join them,
     and the wordline.
@@ -354,7 +371,11 @@ def _decoder_cost(
     return replace(drivers + predecoders + rows, area_um2=rows.area_um2)
 
 
-def _output_cost(tech: Technology, part: ArrayPartition, high_um: float) -> CircuitCost:
+def _output_cost(
+    tech: Technology,
+    part: ArrayPartition,
+    high_um: float,
+) -> CircuitCost:
     """Return the cost of moving a bit of a mat from its sense amplifier through multiplexers down
     the subarray.
     """
@@ -367,7 +388,11 @@ def _output_cost(tech: Technology, part: ArrayPartition, high_um: float) -> Circ
     return CircuitCost(inside_j, delay_s=stage_s) + tech.repeated_wire().cost(part.row * high_um)
 
 
-def _comparator_cost(tech: Technology, part: ArrayPartition, ways: int) -> CircuitCost:
+def _comparator_cost(
+    tech: Technology,
+    part: ArrayPartition,
+    ways: int,
+) -> CircuitCost:
     """Return the cost of four quarter comparators per way, sized as in CACTI 6.5."""
     if not ways:
         return CircuitCost()

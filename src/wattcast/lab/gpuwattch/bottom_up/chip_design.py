@@ -7,9 +7,19 @@ A built chip has the cost of every memory, crossbar and unit of an SM and of the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import (
+    dataclass,
+    field,
+    fields,
+    replace,
+)
 from functools import cache
-from math import ceil, log2, prod, sqrt
+from math import (
+    ceil,
+    log2,
+    prod,
+    sqrt,
+)
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -18,7 +28,11 @@ import numpy as np
 
 from wattcast.core.arrays import Sweepable
 from wattcast.core.errors import bad_value
-from wattcast.core.strict_files import read_number, read_shipped_table, read_shipped_yaml
+from wattcast.core.strict_files import (
+    read_number,
+    read_shipped_table,
+    read_shipped_yaml,
+)
 from wattcast.core.units import Dtype
 from wattcast.hardware import Gpu
 from wattcast.hardware.catalogue_reader import strip_board
@@ -32,7 +46,11 @@ from wattcast.lab.gpuwattch.bottom_up.memory_array import (
     sram_cost,
 )
 from wattcast.lab.gpuwattch.bottom_up.searched_buffers import SearchedBuffer, searched_buffer_cost
-from wattcast.lab.gpuwattch.bottom_up.technology import CircuitCost, Technology, to_float
+from wattcast.lab.gpuwattch.bottom_up.technology import (
+    CircuitCost,
+    Technology,
+    to_float,
+)
 from wattcast.power.component_power import Leakage
 
 Chosen = TypeVar("Chosen")
@@ -188,7 +206,11 @@ def design_from_architecture(
     pipelines = architecture.parameters["pipelines_per_core"]
     sizes = p.part("design")
     lanes = max(sizes["lanes"], 1)
-    sizes |= {"window": max(16, sizes["window"]), "lanes": lanes, "crossbar_lanes": lanes}
+    sizes |= {
+        "window": max(16, sizes["window"]),
+        "lanes": lanes,
+        "crossbar_lanes": lanes,
+    }
     return ChipDesign(
         name=architecture.name,
         sm_count=sms,
@@ -223,7 +245,11 @@ class _FileNumbers:
         self.architecture = architecture
         self.defaults: list[str] = []
 
-    def number(self, name: str, default: float | None = None) -> float:
+    def number(
+        self,
+        name: str,
+        default: float | None = None,
+    ) -> float:
         value = self.architecture.parameters.get(name)
         if isinstance(value, (int, float)):
             return float(value)
@@ -245,7 +271,11 @@ class _FileNumbers:
                 fields_of_part[row["field"]] = int(number) if row["whole"] else number
         return fields_of_part
 
-    def choice(self, name: str, of: Mapping[int, Chosen]) -> Chosen:
+    def choice(
+        self,
+        name: str,
+        of: Mapping[int, Chosen],
+    ) -> Chosen:
         """Return the option that a number of the file selects."""
         number = self.number(name)
         if number not in of:
@@ -256,7 +286,12 @@ class _FileNumbers:
             )
         return of[int(number)]
 
-    def unread(self, component: str, name: str, default: float) -> float:
+    def unread(
+        self,
+        component: str,
+        name: str,
+        default: float,
+    ) -> float:
         """Return a number that the reader keeps as text because the component model does not need
         it.
         """
@@ -266,7 +301,11 @@ class _FileNumbers:
             return default
         return read_number(text.split(",")[0], f"{self.architecture.name}: {component}/{name}")
 
-    def cache(self, name: str, default: tuple[int, ...] | None = None) -> CacheShape:
+    def cache(
+        self,
+        name: str,
+        default: tuple[int, ...] | None = None,
+    ) -> CacheShape:
         """Return the shape of a cache from its ``_config`` and the sizes of its buffers."""
         config = self.architecture.parameters.get(f"{name}_config", default)
         assert isinstance(config, tuple)
@@ -371,7 +410,11 @@ class _ChosenNode:
     notes: tuple[str, ...]
 
 
-def _choose_node(gpu: Gpu, feature_nm: float | None, voltage_v: float | None) -> _ChosenNode:
+def _choose_node(
+    gpu: Gpu,
+    feature_nm: float | None,
+    voltage_v: float | None,
+) -> _ChosenNode:
     notes = []
     volts = voltage_v
     if feature_nm is None:
@@ -459,7 +502,12 @@ def _round_whole(value: Sweepable) -> int:
 BOTTOM_UP_METHOD = "bottom-up from the architecture (docs/method/component-energies.md)"
 _STATE_BIT = 5
 # Share of long-channel devices by group (McPAT 0.8; Niagara, Nehalem)
-_LONG = {"sm": 0.80, "noc": 0.82, "memory controller": 0.82, "l2": 1.0}
+_LONG = {
+    "sm": 0.80,
+    "noc": 0.82,
+    "memory controller": 0.82,
+    "l2": 1.0,
+}
 _COLLECTOR_ENTRIES = 8  # of an operand collector (manual 2.2.4)
 _UM2_PER_MM2 = 1e6
 _WORD_BIT = 32
@@ -600,7 +648,12 @@ class BuiltChip:
 build_chip = cache(BuiltChip)
 
 
-def _cache_array(shape: CacheShape, name: str, ports: ArrayPorts, **more: Any) -> SramArray:
+def _cache_array(
+    shape: CacheShape,
+    name: str,
+    ports: ArrayPorts,
+    **more: Any,
+) -> SramArray:
     return SramArray(
         name, shape.capacity_byte, shape.block_byte, shape.ways, shape.banks, ports, **more
     )
@@ -688,7 +741,11 @@ def list_chip_parts(chip: BuiltChip) -> tuple[ChipPart, ...]:
     an instance."""
     d = chip.design
     parts = []
-    counts = {"sm": d.sm_count, "l2": d.l2_count, "noc": d.router_count}
+    counts = {
+        "sm": d.sm_count,
+        "l2": d.l2_count,
+        "noc": d.router_count,
+    }
     counts["memory controller"] = d.controller.controllers
     for row in read_shipped_table(technology.BOTTOM_UP_PACKAGE, "data", "parts.csv"):
         cost = attrgetter(row["cost"])(chip)

@@ -6,7 +6,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
-from math import ceil, log, log2
+from math import (
+    ceil,
+    log,
+    log2,
+)
 from typing import NamedTuple
 
 import msgspec
@@ -15,8 +19,16 @@ import numpy as np
 from wattcast.core.errors import bad_value, check_names
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.lab.gpuwattch.bottom_up import technology
-from wattcast.lab.gpuwattch.bottom_up.bank_costs import ArrayPartition, ArrayPorts, bank_cost
-from wattcast.lab.gpuwattch.bottom_up.memory_array import ArrayCost, SramArray, sram_cost
+from wattcast.lab.gpuwattch.bottom_up.bank_costs import (
+    ArrayPartition,
+    ArrayPorts,
+    bank_cost,
+)
+from wattcast.lab.gpuwattch.bottom_up.memory_array import (
+    ArrayCost,
+    SramArray,
+    sram_cost,
+)
 from wattcast.lab.gpuwattch.bottom_up.searched_buffers import SearchedBuffer, searched_buffer_cost
 from wattcast.lab.gpuwattch.bottom_up.technology import (
     CircuitCost,
@@ -32,13 +44,23 @@ _CUT_OFF = 0.2  # leakage of a buffer that is switched off: the stack factor (Mc
 
 
 @cache
-def crossbar_cost(tech: Technology, inputs: int, outputs: int, bits: int) -> CircuitCost:
+def crossbar_cost(
+    tech: Technology,
+    inputs: int,
+    outputs: int,
+    bits: int,
+) -> CircuitCost:
     """Return the cost of a matrix crossbar of tri-state buffers: ``bits`` travel along a row and
     down a column.
 
     E = bits · (two wires + (C_in·outputs + C_out·inputs + C_internal + C_control)·V²) (CACTI 6)
     [Muralimanohar2007]. Idle crossing points leak through two transistors in series."""
-    check_at_least_one("crossbar", inputs=inputs, outputs=outputs, bits=bits)
+    check_at_least_one(
+        "crossbar",
+        inputs=inputs,
+        outputs=outputs,
+        bits=bits,
+    )
     wire = tech.repeated_wire(_WIDE)
     pitch = tech.wide.pitch_um
     p_to_n = tech.p_to_n
@@ -69,7 +91,11 @@ def crossbar_cost(tech: Technology, inputs: int, outputs: int, bits: int) -> Cir
 
 
 def _crossbar_sides_um(
-    tech: Technology, inputs: int, outputs: int, bits: int, gates_um2: float
+    tech: Technology,
+    inputs: int,
+    outputs: int,
+    bits: int,
+    gates_um2: float,
 ) -> tuple[float, float]:
     """Return width and height of a crossbar, stretched in steps until its sides are alike."""
     pitch = tech.wide.pitch_um
@@ -87,7 +113,11 @@ def _crossbar_sides_um(
         stretch += 0.2
 
 
-def arbiter_cost(tech: Technology, requests: int, line_um: float) -> CircuitCost:
+def arbiter_cost(
+    tech: Technology,
+    requests: int,
+    line_um: float,
+) -> CircuitCost:
     """Return the cost of a matrix arbiter: request and priority lines, an inner node, and a grant
     line.
 
@@ -289,7 +319,11 @@ def decoder_cost(tech: Technology, bits: int) -> CircuitCost:
     )
 
 
-def unmodelled_core_cost(tech: Technology, depth: int, warps: int) -> CircuitCost:
+def unmodelled_core_cost(
+    tech: Technology,
+    depth: int,
+    warps: int,
+) -> CircuitCost:
     """Return area and leakage of the parts of a core that no model covers, from die photographs
     (McPAT 0.8).
 
@@ -301,7 +335,11 @@ def unmodelled_core_cost(tech: Technology, depth: int, warps: int) -> CircuitCos
     return leak + CircuitCost(area_um2=area_um2 * MACRO_OVERHEAD)
 
 
-def gate_leakage_cost(tech: Technology, gates: float, width: float) -> CircuitCost:
+def gate_leakage_cost(
+    tech: Technology,
+    gates: float,
+    width: float,
+) -> CircuitCost:
     """Return the leakage of ``gates`` inverters, each ``width`` minimum widths wide."""
     return CircuitCost(0.0, *tech.inverter_leakage_w(width * tech.min_width_um)).times(gates)
 
@@ -415,7 +453,10 @@ def _request_window_cost(tech: Technology, mc: MemoryController) -> ArrayCost:
 
 
 def _controller_part(
-    tech: Technology, mc: MemoryController, energy_j: float, area_90nm_mm2: float
+    tech: Technology,
+    mc: MemoryController,
+    energy_j: float,
+    area_90nm_mm2: float,
 ) -> CircuitCost:
     """Return the cost of a part of synthesised logic, half of whose area are gates."""
     area_um2 = max(area_90nm_mm2, 0.0) * tech.feature_um / 0.09 * mc.channels * 1e6
@@ -429,7 +470,11 @@ def coalescer_cost(tech: Technology, entries: int) -> ArrayCost:
     """
     ports = ArrayPorts(0, 1, 1)
 
-    def table(name: str, capacity_byte: int, block_byte: int) -> ArrayCost:
+    def table(
+        name: str,
+        capacity_byte: int,
+        block_byte: int,
+    ) -> ArrayCost:
         return sram_cost(tech, SramArray(name, capacity_byte, block_byte, 1, 1, ports))
 
     requests = table("pending-request table", _REQUEST_BYTE * entries, _REQUEST_BYTE)

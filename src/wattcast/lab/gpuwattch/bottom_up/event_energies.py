@@ -9,11 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, prod, sqrt
+from math import (
+    ceil,
+    prod,
+    sqrt,
+)
 from typing import TYPE_CHECKING, Any
 
 from wattcast.calibrate.scoring import LedgerRow, make_ledger_row
-from wattcast.core.errors import BadInput, bad_value, check_names
+from wattcast.core.errors import (
+    BadInput,
+    bad_value,
+    check_names,
+)
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.core.units import show
 from wattcast.hardware import Gpu, load_gpu
@@ -196,7 +204,11 @@ def scale_design(
 
 
 def _resize_part(
-    design: chip_design.ChipDesign, name: str, field: str, size: str, factor: float
+    design: chip_design.ChipDesign,
+    name: str,
+    field: str,
+    size: str,
+    factor: float,
 ) -> chip_design.ChipDesign:
     part = getattr(design, field)
     if part is None:
@@ -233,7 +245,11 @@ def compare_chips(
     )
 
 
-def _scale_whole(name: str, size: int, factor: float) -> int:
+def _scale_whole(
+    name: str,
+    size: int,
+    factor: float,
+) -> int:
     scaled = size * factor
     if abs(scaled - round(scaled)) > 1e-9 * scaled:
         raise bad_value(f"{name} times {factor:g}", "a whole number", scaled)
@@ -313,7 +329,11 @@ def energies_to_plain(chip: chip_design.BuiltChip, gpu: Gpu | None = None) -> di
         "voltage_v": tech.voltage_v,
         "temperature_k": tech.temperature_k,
         "counters": [
-            {"counter": name, "energy_j": joule, "from": accesses[name]}
+            {
+                "counter": name,
+                "energy_j": joule,
+                "from": accesses[name],
+            }
             for name, joule in counter_energies(chip).items()
         ],
         "events": [{"event": name, "energy_j": joule} for name, joule in modules.items()],
@@ -364,7 +384,12 @@ def make_energy_rows(gpu: str = "h200") -> list[LedgerRow]:
 
 
 def make_ratio_row(
-    where: str, quantity: str, n: int, ratio: float, must: float | None, aim: float | None = None
+    where: str,
+    quantity: str,
+    n: int,
+    ratio: float,
+    must: float | None,
+    aim: float | None = None,
 ) -> LedgerRow:
     """Return a ledger row of a ratio: its distance from one, and the factor within which it must
     lie.

@@ -23,7 +23,11 @@ from wattcast.lab.gpuwattch.bottom_up.bank_costs import (
     bank_cost,
     wire_tree_cost,
 )
-from wattcast.lab.gpuwattch.bottom_up.technology import Technology, check_at_least_one, to_float
+from wattcast.lab.gpuwattch.bottom_up.technology import (
+    Technology,
+    check_at_least_one,
+    to_float,
+)
 
 # placement in a macro, macros on a chip: area, and wires with it (McPAT 0.8)
 LAYOUT_OVERHEAD = 1.1 * 1.2
@@ -152,7 +156,9 @@ def sram_cost(tech: Technology, sram: SramArray) -> ArrayCost:
 
 @cache
 def _choose_layout(
-    cells: _BankCells, name: str, before_s: float
+    cells: _BankCells,
+    name: str,
+    before_s: float,
 ) -> tuple[ArrayPartition, Array, float]:
     """Return the best partition of a bank, its address bits, and its delay at the node of the
     choice.
@@ -178,7 +184,10 @@ def _choose_layout(
 
 
 def _build_array(
-    tech: Technology, sram: SramArray, cells: _BankCells, before_s: float = 0.0
+    tech: Technology,
+    sram: SramArray,
+    cells: _BankCells,
+    before_s: float = 0.0,
 ) -> tuple[ArrayCost, float]:
     """Return the cost of the best layout at a node and a voltage, with all its ports; and its delay
     when chosen.
@@ -243,7 +252,12 @@ def _all_banks_cost(
     return BankCost(*(np.where(is_flat, *pair) for pair in pairs))
 
 
-def list_partitions(rows: int, columns: int, select: int, out_bit: int) -> ArrayPartition:
+def list_partitions(
+    rows: int,
+    columns: int,
+    select: int,
+    out_bit: int,
+) -> ArrayPartition:
     """List every way to cut a bank: across, down, sets per row, and columns per sense amplifier."""
     axes = (
         2.0 ** np.arange(0, 7),

@@ -16,7 +16,11 @@ from wattcast.lab.gpuwattch.bottom_up.bank_costs import (
     cell_sides_um,
 )
 from wattcast.lab.gpuwattch.bottom_up.memory_array import LAYOUT_OVERHEAD, ArrayCost
-from wattcast.lab.gpuwattch.bottom_up.technology import Technology, check_at_least_one, to_float
+from wattcast.lab.gpuwattch.bottom_up.technology import (
+    Technology,
+    check_at_least_one,
+    to_float,
+)
 
 _ONE_SEARCH_PORT = ArrayPorts(1, 0, 0, 1)
 _HALVES = 2  # subarrays of a buffer
@@ -33,7 +37,11 @@ class SearchedBuffer:
     ports: ArrayPorts = _ONE_SEARCH_PORT
 
     def __post_init__(self) -> None:
-        counts = {"entries": self.entries, "tag": self.tag_bit, "data": self.data_bit}
+        counts = {
+            "entries": self.entries,
+            "tag": self.tag_bit,
+            "data": self.data_bit,
+        }
         check_at_least_one(self.name, **counts, **{"search ports": self.ports.search})
 
 
@@ -113,7 +121,11 @@ def _precharge_f(tech: Technology) -> float:
     return tech.gate_f(13.0 * tech.p_to_n * tech.min_width_um)
 
 
-def _search_lines_j(tech: Technology, cam: SearchedBuffer, half: _BufferHalf) -> Sweepable:
+def _search_lines_j(
+    tech: Technology,
+    cam: SearchedBuffer,
+    half: _BufferHalf,
+) -> Sweepable:
     """Return the energy of the search lines of every tag bit, and of the matchlines of a half."""
     feature = tech.feature_um
     local_f = tech.local.f_per_um()
@@ -131,7 +143,10 @@ def _search_lines_j(tech: Technology, cam: SearchedBuffer, half: _BufferHalf) ->
 
 
 def _buffer_area_um2(
-    tech: Technology, cam: SearchedBuffer, half: _BufferHalf, height_um: float
+    tech: Technology,
+    cam: SearchedBuffer,
+    half: _BufferHalf,
+    height_um: float,
 ) -> float:
     """Return the area of both halves with the wires in and out of them, and those of the search."""
     cells_um = cam.tag_bit * half.tag_wide_um + cam.data_bit * half.data_wide_um
@@ -141,7 +156,9 @@ def _buffer_area_um2(
 
 
 def _buffer_leakage_w(
-    tech: Technology, cam: SearchedBuffer, half: _BufferHalf
+    tech: Technology,
+    cam: SearchedBuffer,
+    half: _BufferHalf,
 ) -> tuple[Sweepable, Sweepable]:
     """Return the leakage of cells, comparators of the tags, and the gates behind the matchlines."""
     feature = tech.feature_um

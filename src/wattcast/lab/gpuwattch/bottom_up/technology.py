@@ -19,7 +19,12 @@ import numpy as np
 
 from wattcast.core import units
 from wattcast.core.arrays import Sweepable
-from wattcast.core.errors import MissingSpecification, bad_value, check_names, clip_text
+from wattcast.core.errors import (
+    MissingSpecification,
+    bad_value,
+    check_names,
+    clip_text,
+)
 from wattcast.core.strict_files import read_shipped_table
 
 BOTTOM_UP_PACKAGE = "wattcast.lab.gpuwattch.bottom_up"
@@ -71,7 +76,11 @@ class MetalWire:
     dishing_share: float
     scatter: float
 
-    def f_per_um(self, width_scale: float = 1.0, gap_scale: float = 1.0) -> float:
+    def f_per_um(
+        self,
+        width_scale: float = 1.0,
+        gap_scale: float = 1.0,
+    ) -> float:
         """Return the capacitance per micron of a wire between two neighbours and two layers.
 
         C = 2·ε₀·(m·k_side·thickness/gap + k_vertical·width/layer gap) + fringe (CACTI 6.5), with
@@ -112,7 +121,11 @@ class CircuitCost:
             *(a + b for a, b in zip(vars(self).values(), vars(second).values(), strict=True))
         )
 
-    def times(self, used: Sweepable, built: Sweepable | None = None) -> CircuitCost:
+    def times(
+        self,
+        used: Sweepable,
+        built: Sweepable | None = None,
+    ) -> CircuitCost:
         """Return the cost of ``built`` circuits (default: ``used``) of which ``used`` switch; the
         delay is of one.
         """
@@ -131,7 +144,10 @@ class RepeatedWire:
     input_f: float  # of one repeater
 
     def cost(
-        self, length_um: Sweepable, bits: Sweepable = 1.0, built: Sweepable | None = None
+        self,
+        length_um: Sweepable,
+        bits: Sweepable = 1.0,
+        built: Sweepable | None = None,
     ) -> CircuitCost:
         """Return the cost of a bundle of ``built`` wires (default: ``bits``) of which ``bits``
         switch.
@@ -188,13 +204,22 @@ class Technology:
         """Return the input capacitance of a transistor of a width."""
         return self.gate_f_per_um * width_um
 
-    def drain_f(self, width_um: float, stack: int = 1) -> float:
+    def drain_f(
+        self,
+        width_um: float,
+        stack: int = 1,
+    ) -> float:
         """Return the drain capacitance of ``stack`` transistors in series in a cell 50 features
         high.
         """
         return float(self.folded_drain_f(width_um, 27.7 * self.feature_um, stack))
 
-    def folded_drain_f(self, width_um: float, fold_um: Sweepable, stack: int = 1) -> Sweepable:
+    def folded_drain_f(
+        self,
+        width_um: float,
+        fold_um: Sweepable,
+        stack: int = 1,
+    ) -> Sweepable:
         """Return the drain capacitance of ``stack`` transistors in series, with fingers of at most
         ``fold_um``.
 
@@ -208,7 +233,11 @@ class Technology:
         area_f = self.junction_f_per_um2 * length_um * finger_um
         return area_f + self.sidewall_f_per_um * side_um + 2.0 * self.overlap_f_per_um * facing_um
 
-    def leakage_w(self, off_um: Sweepable, on_um: Sweepable) -> tuple[Sweepable, Sweepable]:
+    def leakage_w(
+        self,
+        off_um: Sweepable,
+        on_um: Sweepable,
+    ) -> tuple[Sweepable, Sweepable]:
         """Return subthreshold and gate leakage of transistors with so much width switched off, and
         on.
         """
@@ -226,7 +255,11 @@ class Technology:
         both_um = 0.5 * n_width_um * (1.0 + self.p_to_n)
         return self.leakage_w(both_um, both_um)
 
-    def nand_leakage_w(self, n_width_um: Sweepable, inputs: int) -> tuple[Sweepable, Sweepable]:
+    def nand_leakage_w(
+        self,
+        n_width_um: Sweepable,
+        inputs: int,
+    ) -> tuple[Sweepable, Sweepable]:
         """Return subthreshold and gate leakage of a NAND gate, averaged over the states of its
         inputs.
 
@@ -237,7 +270,11 @@ class Technology:
         off_um = n_width_um * stacked + inputs * n_width_um * self.p_to_n / states
         return self.leakage_w(off_um, 0.5 * inputs * n_width_um * (1.0 + self.p_to_n) / 2.0)
 
-    def gate_area_um2(self, n_width_um: Sweepable, inputs: int = 1) -> Sweepable:
+    def gate_area_um2(
+        self,
+        n_width_um: Sweepable,
+        inputs: int = 1,
+    ) -> Sweepable:
         """Return the layout area of a gate: fingers between two power rails, at most 50 features
         high (CACTI 6.5).
         """
@@ -249,7 +286,10 @@ class Technology:
         return width_um * np.minimum(wide_um + 9.0 * feature, 50.0 * feature)
 
     def driver_chain(
-        self, load_f: Sweepable, wire_ohm: Sweepable = 0.0, inputs: int = 1
+        self,
+        load_f: Sweepable,
+        wire_ohm: Sweepable = 0.0,
+        inputs: int = 1,
     ) -> CircuitCost:
         """Return the cost of a minimum gate and the inverters behind it that drive ``load_f``, by
         logical effort.
@@ -442,7 +482,9 @@ def _read_rows(name: str, **where: str) -> tuple[dict[str, str], ...]:
 
 
 def _interpolate_rows(
-    rows: tuple[dict[str, str], ...], feature_nm: float, what: str
+    rows: tuple[dict[str, str], ...],
+    feature_nm: float,
+    what: str,
 ) -> tuple[dict[str, Any], str]:
     """Interpolate every number of a table at a feature size; return them and the sources of the
     rows used.
@@ -468,7 +510,11 @@ def _interpolate_rows(
     )
 
 
-def _find_wire(level: str, projection: WireProjection, feature_nm: float) -> MetalWire:
+def _find_wire(
+    level: str,
+    projection: WireProjection,
+    feature_nm: float,
+) -> MetalWire:
     rows = _read_rows("wires.csv", level=level, projection=projection.value)
     row, _ = _interpolate_rows(rows, feature_nm, "wires")
     pitch_um = row.pop("pitch_feature") * feature_nm * 1e-3

@@ -50,7 +50,11 @@ from wattcast.calibrate.kernel_rows import (
 from wattcast.calibrate.latency_fit import one_thread
 from wattcast.calibrate.measured_clocks import TOP_CLOCK_SHARE
 from wattcast.calibrate.row_prediction import predict_with_bundle
-from wattcast.calibrate.scoring import LedgerRow, make_ledger_row, mean_percent_error
+from wattcast.calibrate.scoring import (
+    LedgerRow,
+    make_ledger_row,
+    mean_percent_error,
+)
 from wattcast.core.arrays import Array, Mask
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.hardware.gpu import DEFAULT_TEMPERATURE_C
@@ -70,7 +74,11 @@ from wattcast.power.activity import known_events
 from wattcast.power.module_power import ModulePower
 from wattcast.power.power_model import IdlePower, VoltageCurve
 from wattcast.predictor.bundle import bundle_for
-from wattcast.predictor.bundle.bundle_file import FAMILIES, Bundle, shipped_bundle
+from wattcast.predictor.bundle.bundle_file import (
+    FAMILIES,
+    Bundle,
+    shipped_bundle,
+)
 from wattcast.predictor.kernel_phases import Correction, count_events
 from wattcast.predictor.learned_factors import LearnedFactors
 from wattcast.predictor.pipeline import BUSY_EVENT
@@ -130,7 +138,11 @@ def _oracle(where: str, held_rows: HeldOutRows) -> LedgerRow:
     return make_ledger_row(where, "tile oracle: the kernels that ran", int(at.sum()), error, full)
 
 
-def long_rows(gpu: str, held_rows: HeldOutRows, tell: Tell) -> list[LedgerRow]:
+def long_rows(
+    gpu: str,
+    held_rows: HeldOutRows,
+    tell: Tell,
+) -> list[LedgerRow]:
     """Ablations that fit the whole again, several times; minutes each."""
     chip = hardware.load_gpu(gpu)
     rows = kernel_rows.load_kernel_rows(gpu)
@@ -175,7 +187,12 @@ def _refitted(
 
 
 def _halved(
-    gpu: str, rows: KernelRows, held_rows: HeldOutRows, chip: Gpu, idle: IdlePower, tell: Tell
+    gpu: str,
+    rows: KernelRows,
+    held_rows: HeldOutRows,
+    chip: Gpu,
+    idle: IdlePower,
+    tell: Tell,
 ) -> list[LedgerRow]:
     """Half of the training shapes, a draw for each of three test folds."""
     fold = assign_folds(rows)
@@ -237,7 +254,9 @@ def _compared(
 
 
 def _full(
-    held_rows: HeldOutRows, folds: tuple[int, ...] | None, what: str
+    held_rows: HeldOutRows,
+    folds: tuple[int, ...] | None,
+    what: str,
 ) -> tuple[float | None, int]:
     """Error of the full model on the same rows, and how many."""
     at = np.array(held_rows.data) == "random"
@@ -268,7 +287,11 @@ _POWER_LABELS = (
 )
 
 
-def power_rows(rows: KernelRows, gpu: Gpu, idle: IdlePower) -> list[LedgerRow]:
+def power_rows(
+    rows: KernelRows,
+    gpu: Gpu,
+    idle: IdlePower,
+) -> list[LedgerRow]:
     """Return the held-out error of each power model on sustained rows of random data."""
     power_w, clock_hz, latency_s = settled_figures(rows)
     at = (
@@ -312,7 +335,11 @@ def power_rows(rows: KernelRows, gpu: Gpu, idle: IdlePower) -> list[LedgerRow]:
 
 
 def _rates(
-    rows: KernelRows, gpu: Gpu, power_w: Array, clock_hz: Array, latency_s: Array
+    rows: KernelRows,
+    gpu: Gpu,
+    power_w: Array,
+    clock_hz: Array,
+    latency_s: Array,
 ) -> tuple[PowerRows, Array]:
     """Events a second of every row, and its two activity factors ``(row, 2)``."""
     reference = bundle_for(gpu).reference
@@ -370,7 +397,11 @@ def _rate_terms(rows: PowerRows) -> Array:
     return np.column_stack([np.ones(len(rows.power_w)), rows.rate])
 
 
-def _alpha_terms(alpha: Array, clock_hz: Array, voltage: VoltageCurve) -> Array:
+def _alpha_terms(
+    alpha: Array,
+    clock_hz: Array,
+    voltage: VoltageCurve,
+) -> Array:
     switched = voltage.level_at(clock_hz) ** 2 * clock_hz
     return np.column_stack(
         [
@@ -384,7 +415,10 @@ def _alpha_terms(alpha: Array, clock_hz: Array, voltage: VoltageCurve) -> Array:
 
 
 def _linear(
-    terms: Array, power_w: Array, train: npt.NDArray[np.bool_], test: npt.NDArray[np.bool_]
+    terms: Array,
+    power_w: Array,
+    train: npt.NDArray[np.bool_],
+    test: npt.NDArray[np.bool_],
 ) -> Array:
     """Non-negative least squares on relative error."""
     from scipy.optimize import nnls
@@ -450,7 +484,11 @@ def ablation_rows(gpu: str, tell: Tell) -> list[LedgerRow]:
     return study_rows + prediction_time_rows(gpu) + long_rows(gpu, held_rows, tell)
 
 
-def predict_with_fit(fit: KernelFit, rows: KernelRows, gpu: Gpu) -> Array:
+def predict_with_fit(
+    fit: KernelFit,
+    rows: KernelRows,
+    gpu: Gpu,
+) -> Array:
     """Predict the figures of each row from a fit, as ``predict_with_bundle`` does."""
     return predict_with_bundle(build_bundle(fit, rows, gpu, {}, ""), rows, gpu)
 
@@ -482,7 +520,10 @@ def regress_by_family(rows: KernelRows, fold: npt.NDArray[np.int64]) -> Array:
 
 
 def flop_byte_regression(
-    flop: Array, byte: Array, latency_s: Array, fold: npt.NDArray[np.int64]
+    flop: Array,
+    byte: Array,
+    latency_s: Array,
+    fold: npt.NDArray[np.int64],
 ) -> Array:
     """Return latency from a regression on FLOPs, bytes and a constant, out of fold, fitted to
     relative error.

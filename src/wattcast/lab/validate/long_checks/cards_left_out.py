@@ -42,10 +42,19 @@ from wattcast.calibrate.row_prediction import (
     conformal_ends,
     predict_with_bundle,
 )
-from wattcast.calibrate.scoring import LedgerRow, Tell, make_absent_row, make_ledger_row
+from wattcast.calibrate.scoring import (
+    LedgerRow,
+    Tell,
+    make_absent_row,
+    make_ledger_row,
+)
 from wattcast.core.arrays import Array, Mask
 from wattcast.hardware import Gpu
-from wattcast.lab.fit.database_fit import KIND_OF_QUANTITY, combine_spread, compare_cards
+from wattcast.lab.fit.database_fit import (
+    KIND_OF_QUANTITY,
+    combine_spread,
+    compare_cards,
+)
 from wattcast.lab.fit.held_out import (
     fit_nearness_line,
     fit_reason_widening,
@@ -53,7 +62,11 @@ from wattcast.lab.fit.held_out import (
     predict_left_out,
     scale_ratios,
 )
-from wattcast.lab.fit.kernel_fit import build_bundle, fit_idle_curve, fit_kernel_rows
+from wattcast.lab.fit.kernel_fit import (
+    build_bundle,
+    fit_idle_curve,
+    fit_kernel_rows,
+)
 from wattcast.lab.validate.kernel_checks import name_of
 from wattcast.power.power_model import IdlePower
 from wattcast.predictor.bundle.bundle_file import Bundle, ResidualEnds
@@ -86,7 +99,12 @@ class Judged:
     why: npt.NDArray[np.str_]  # outside what was fitted on, and why; empty: inside
 
 
-def judge(rows: KernelRows, gone: Mask, gpu: Gpu, idle: IdlePower) -> tuple[Judged, Judged]:
+def judge(
+    rows: KernelRows,
+    gone: Mask,
+    gpu: Gpu,
+    idle: IdlePower,
+) -> tuple[Judged, Judged]:
     """Every row from fits without ``gone`` and without its own fold, and rows of ``gone`` from fits
     with their fold.
 
@@ -112,7 +130,11 @@ def judge(rows: KernelRows, gone: Mask, gpu: Gpu, idle: IdlePower) -> tuple[Judg
 
 
 def _fold(
-    rows: KernelRows, training: Mask, judged_masks: tuple[Mask, Mask], gpu: Gpu, idle: IdlePower
+    rows: KernelRows,
+    training: Mask,
+    judged_masks: tuple[Mask, Mask],
+    gpu: Gpu,
+    idle: IdlePower,
 ) -> tuple[Judged, Judged]:
     fitted_on = rows.select_rows(training)
     bundle = build_bundle(fit_kernel_rows(fitted_on, gpu, idle), fitted_on, gpu, {}, "")
@@ -127,7 +149,11 @@ def _fold(
     return first, second
 
 
-def _judged(rows: KernelRows, bundle: Bundle, gpu: Gpu) -> Judged:
+def _judged(
+    rows: KernelRows,
+    bundle: Bundle,
+    gpu: Gpu,
+) -> Judged:
     if not len(rows):
         return Judged(np.zeros((0, 2)), np.zeros((0, 2)), np.zeros(0, dtype="<U8"))
     predicted = predict_with_bundle(bundle, rows, gpu)
@@ -155,7 +181,12 @@ def _joined(count: int, parts: list[tuple[Mask, Judged]]) -> Judged:
 
 
 def learned_apart(
-    rows: KernelRows, gone: Mask, new: Judged, gpu: Gpu, idle: IdlePower, tell: Tell
+    rows: KernelRows,
+    gone: Mask,
+    new: Judged,
+    gpu: Gpu,
+    idle: IdlePower,
+    tell: Tell,
 ) -> dict[OutsideReason, ReasonWidening]:
     """What being outside costs, learned without the cards left out where many of their rows are;
     else the usual.
@@ -175,7 +206,10 @@ def learned_apart(
 
 
 def own_ends(
-    rows: KernelRows, other_cards: Mask, new: Judged, quantity: str
+    rows: KernelRows,
+    other_cards: Mask,
+    new: Judged,
+    quantity: str,
 ) -> tuple[NearnessLine, dict[str, tuple[float, float]]]:
     """Growth of the ends with distance, and those of each family at a typical one, from held-out
     rows of ``own``.
@@ -238,7 +272,11 @@ def counted(
     return Counted(quantity, np.where(at, of_class, ""), inside, inside_own, far[:, 1] - far[:, 0])
 
 
-def _measured_by(rows: KernelRows, training: Mask, quantity: str) -> Mask:
+def _measured_by(
+    rows: KernelRows,
+    training: Mask,
+    quantity: str,
+) -> Mask:
     """Rows whose very operator is among the known rows that tell this quantity."""
     kinds = ("burst",) if quantity == "latency" else ("sustained", "duty")
     there = {rows.spec[i] for i in np.flatnonzero(training & rows.is_kind(*kinds) & rows.fit)}
@@ -287,7 +325,11 @@ def left_out_together(cards: tuple[str, ...]) -> list[tuple[str, ...]]:
     return large + ([small] if small else [])
 
 
-def _said(where: str, rows: KernelRows, tables: list[Counted]) -> list[LedgerRow]:
+def _said(
+    where: str,
+    rows: KernelRows,
+    tables: list[Counted],
+) -> list[LedgerRow]:
     """Each class of all cards together, of each card, and of new operators by why they were
     measured.
     """
@@ -316,7 +358,11 @@ def _chosen(why: str) -> str:
 
 
 def _counted_row(
-    where: str, quantity: str, of_class: str, tables: list[Counted], part: Mask
+    where: str,
+    quantity: str,
+    of_class: str,
+    tables: list[Counted],
+    part: Mask,
 ) -> LedgerRow:
     at = [table.of_class == of_class for table in tables]
     inside, inside_own, width = (

@@ -32,20 +32,43 @@ from wattcast.calibrate.forecast_shift import (
     move_corrections,
     move_forecast,
 )
-from wattcast.calibrate.kernel_rows import KernelRows, assign_folds, on_random_data, settled_figures
+from wattcast.calibrate.kernel_rows import (
+    KernelRows,
+    assign_folds,
+    on_random_data,
+    settled_figures,
+)
 from wattcast.calibrate.latency_fit import one_thread
 from wattcast.calibrate.row_prediction import predict_with_bundle
-from wattcast.calibrate.scoring import LedgerRow, Tell, make_ledger_row
+from wattcast.calibrate.scoring import (
+    LedgerRow,
+    Tell,
+    make_ledger_row,
+)
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import BadInput
-from wattcast.core.strict_files import FitStatus, Provenance, decode_yaml
+from wattcast.core.strict_files import (
+    FitStatus,
+    Provenance,
+    decode_yaml,
+)
 from wattcast.hardware import Gpu
 from wattcast.kernels import reference_chip
 from wattcast.kernels.lowering import CUDA_EVENT, TENSOR_EVENT
-from wattcast.lab.fit.kernel_fit import build_bundle, fit_idle_curve, fit_kernel_rows, starting_rule
+from wattcast.lab.fit.kernel_fit import (
+    build_bundle,
+    fit_idle_curve,
+    fit_kernel_rows,
+    starting_rule,
+)
 from wattcast.power.module_power import ModulePower
 from wattcast.power.power_model import IdlePower, VoltageCurve
-from wattcast.predictor.bundle.bundle_file import FAMILIES, Bundle, ClockLawFile, shipped_bundle
+from wattcast.predictor.bundle.bundle_file import (
+    FAMILIES,
+    Bundle,
+    ClockLawFile,
+    shipped_bundle,
+)
 from wattcast.predictor.bundle.forecast import VoltageRule
 
 COUNTS = (50, 100, 200)
@@ -72,7 +95,11 @@ class Setting:
     idle: IdleRows
 
 
-def few_rows(gpu: str, card: str, tell: Tell) -> list[LedgerRow]:
+def few_rows(
+    gpu: str,
+    card: str,
+    tell: Tell,
+) -> list[LedgerRow]:
     """Errors of the three ways of one card, by number of rows, mean over draws; the floor is the
     forecast's.
     """
@@ -113,7 +140,11 @@ def setting(gpu: str) -> Setting:
     )
 
 
-def pretended(base: Setting, card: str, draw: int) -> Setting:
+def pretended(
+    base: Setting,
+    card: str,
+    draw: int,
+) -> Setting:
     """The setting of a card."""
     if card == CARDS[1]:
         return distorted(base, draw)
@@ -168,7 +199,11 @@ def starting_bundle(gpu: Gpu) -> Bundle:
     )
 
 
-def _starting_energies(gpu: Gpu, idle: IdlePower, rule: StartingPower) -> dict[str, float]:
+def _starting_energies(
+    gpu: Gpu,
+    idle: IdlePower,
+    rule: StartingPower,
+) -> dict[str, float]:
     """Joules per event: the module's share of the power headroom over its full rate at the top
     clock.
     """
@@ -221,11 +256,18 @@ def distorted(base: Setting, seed: int) -> Setting:
     )
     card_rows, test = (_scaled(rows, base, truth) for rows in (base.card_rows, base.test))
     return replace(
-        base, card_rows=card_rows, test=test, idle=[(hz, idle * w, c) for hz, w, c in base.idle]
+        base,
+        card_rows=card_rows,
+        test=test,
+        idle=[(hz, idle * w, c) for hz, w, c in base.idle],
     )
 
 
-def _scaled(rows: KernelRows, base: Setting, truth: Bundle) -> KernelRows:
+def _scaled(
+    rows: KernelRows,
+    base: Setting,
+    truth: Bundle,
+) -> KernelRows:
     ratio = predict_with_bundle(truth, rows, base.gpu) / predict_with_bundle(
         base.parent, rows, base.gpu
     )
@@ -242,7 +284,11 @@ def _scaled(rows: KernelRows, base: Setting, truth: Bundle) -> KernelRows:
     )
 
 
-def compared(some: Setting, count: int, seed: int) -> dict[str, Array]:
+def compared(
+    some: Setting,
+    count: int,
+    seed: int,
+) -> dict[str, Array]:
     """Latency and power error in percent of the three ways, from ``count`` of the card's own
     rows.
     """
@@ -255,7 +301,11 @@ def compared(some: Setting, count: int, seed: int) -> dict[str, Array]:
     }
 
 
-def drawn(rows: KernelRows, count: int, seed: int) -> Mask:
+def drawn(
+    rows: KernelRows,
+    count: int,
+    seed: int,
+) -> Mask:
     """``count`` rows at random, a third of them sustained."""
     rng = np.random.default_rng([seed, count])
     sustained: npt.NDArray[np.int64] = rng.permutation(np.flatnonzero(rows.is_kind("sustained")))
@@ -267,7 +317,11 @@ def drawn(rows: KernelRows, count: int, seed: int) -> Mask:
     return mask
 
 
-def errors(bundle: Bundle, rows: KernelRows, gpu: Gpu) -> Array:
+def errors(
+    bundle: Bundle,
+    rows: KernelRows,
+    gpu: Gpu,
+) -> Array:
     """Mean absolute error in percent: latency of bursts, power of sustained rows."""
     predicted = predict_with_bundle(bundle, rows, gpu)
     power_w, _, latency_s = settled_figures(rows)
@@ -278,7 +332,9 @@ def errors(bundle: Bundle, rows: KernelRows, gpu: Gpu) -> Array:
 
 
 def _rows(
-    gpu: str, card: str, errors_of_arms: Mapping[tuple[int, str], list[Array]]
+    gpu: str,
+    card: str,
+    errors_of_arms: Mapping[tuple[int, str], list[Array]],
 ) -> list[LedgerRow]:
     out = []
     for i, quantity in enumerate(("latency", "power")):

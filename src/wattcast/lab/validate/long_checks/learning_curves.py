@@ -14,7 +14,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,7 +41,11 @@ from wattcast.calibrate.latency_fit import one_thread
 from wattcast.calibrate.scoring import LedgerRow, make_ledger_row
 from wattcast.core.arrays import Array, Mask
 from wattcast.hardware import Gpu
-from wattcast.lab.fit.database_fit import ALL_FAMILIES, KIND_OF_QUANTITY, repeat_log_ratios
+from wattcast.lab.fit.database_fit import (
+    ALL_FAMILIES,
+    KIND_OF_QUANTITY,
+    repeat_log_ratios,
+)
 from wattcast.lab.fit.kernel_fit import fit_idle_curve, fit_kernel_rows
 from wattcast.lab.validate.ledger import load_or_make_rows
 from wattcast.lab.validate.long_checks.ablations import predict_with_fit
@@ -117,7 +125,10 @@ def fit_power_law(count: Array, error: Array) -> PowerLaw:
 
 
 def fit_learning_curve(
-    count: Array, error: Array, cluster: npt.NDArray[np.int64], seed: int = 0
+    count: Array,
+    error: Array,
+    cluster: npt.NDArray[np.int64],
+    seed: int = 0,
 ) -> LearningCurve:
     """The law of the mean of ``error`` ``(row, point)``; intervals from rows resampled by
     ``cluster``.
@@ -208,7 +219,12 @@ def learning_rows(gpu: str, tell: Tell) -> list[LedgerRow]:
     return [_row(gpu, curve) for curve in curves(gpu, os.environ, tell, "--again" in sys.argv)]
 
 
-def curves(gpu: str, variables: Mapping[str, str], tell: Tell, again: bool = False) -> list[Curve]:
+def curves(
+    gpu: str,
+    variables: Mapping[str, str],
+    tell: Tell,
+    again: bool = False,
+) -> list[Curve]:
     """Latency of bursts and power of sustained rows, overall and by family."""
     rows = kernel_rows.load_kernel_rows(gpu)
     points = study(gpu, rows, variables, tell, again)
@@ -263,7 +279,11 @@ class Points:
 
 
 def study(
-    gpu: str, rows: KernelRows, variables: Mapping[str, str], tell: Tell, again: bool = False
+    gpu: str,
+    rows: KernelRows,
+    variables: Mapping[str, str],
+    tell: Tell,
+    again: bool = False,
 ) -> Points:
     """Every fold, order and share; kept ones are read."""
     chip = hardware.load_gpu(gpu)
@@ -294,13 +314,23 @@ Predict = Callable[
 ]  # training rows, test rows -> latency, power, clock
 
 
-def _fitted(chip: Gpu, idle: IdlePower, train: KernelRows, test: KernelRows) -> Array:
+def _fitted(
+    chip: Gpu,
+    idle: IdlePower,
+    train: KernelRows,
+    test: KernelRows,
+) -> Array:
     with one_thread():
         return predict_with_fit(fit_kernel_rows(train, chip, idle), test, chip)
 
 
 def _one(
-    rows: KernelRows, fold: npt.NDArray[np.int64], k: int, order: int, predict: Predict, tell: Tell
+    rows: KernelRows,
+    fold: npt.NDArray[np.int64],
+    k: int,
+    order: int,
+    predict: Predict,
+    tell: Tell,
 ) -> list[dict[str, Any]]:
     """One fold held out, one order of shapes: errors at every share."""
     place = nested(rows, k, order)
@@ -328,7 +358,11 @@ def _one(
     return share_errors
 
 
-def nested(rows: KernelRows, fold: int, order: int) -> Array:
+def nested(
+    rows: KernelRows,
+    fold: int,
+    order: int,
+) -> Array:
     """Place of each row's shape in a random order, 0 to 1: rows below a share are also below a
     larger one.
     """
@@ -337,7 +371,11 @@ def nested(rows: KernelRows, fold: int, order: int) -> Array:
     return np.asarray(np.random.default_rng([fold, order]).permutation(count)[shape] / count)
 
 
-def _trained(rows: KernelRows, subsets: list[Mask], quantity: str) -> Array:
+def _trained(
+    rows: KernelRows,
+    subsets: list[Mask],
+    quantity: str,
+) -> Array:
     """Rows that latency or power learns from, in all and by family, of each subset: ``(family,
     subset)``.
     """
@@ -349,7 +387,11 @@ def _trained(rows: KernelRows, subsets: list[Mask], quantity: str) -> Array:
 
 
 def _place(
-    entry: dict[str, Any], rows: KernelRows, inside: Mask, order: int, error: dict[str, Array]
+    entry: dict[str, Any],
+    rows: KernelRows,
+    inside: Mask,
+    order: int,
+    error: dict[str, Array],
 ) -> None:
     share = SHARES.index(entry["share"])
     for quantity, kind in KIND_OF_QUANTITY.items():
@@ -369,7 +411,11 @@ def _tested(rows: KernelRows, kind: str) -> Mask:
     )
 
 
-def _section(gpu: str, fold: int, order: int) -> str:
+def _section(
+    gpu: str,
+    fold: int,
+    order: int,
+) -> str:
     return f"learning-{gpu}-{fold}-{order}"
 
 
@@ -424,7 +470,13 @@ def draw_learning_curves(curves: Sequence[Curve], gpu: str) -> Figure:
     for panel in panels[max(len(families) - _COLUMNS, 0) : len(families)]:
         panel.set_xlabel("Rows of the family trained on")
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, frameon=False, ncols=len(labels), loc="outside upper right")
+    figure.legend(
+        handles,
+        labels,
+        frameon=False,
+        ncols=len(labels),
+        loc="outside upper right",
+    )
     bundle = shipped_bundle(gpu)
     origin = f", {bundle.provenance.device}" if bundle else ""
     note = (
@@ -450,12 +502,30 @@ def _draw(axes: Axes, curve: Curve) -> None:
     )
     along = np.geomspace(curve.rows[0], 4.0 * curve.rows[-1], 60)
     axes.plot(
-        along, curve.law.law.at(along), "-", lw=1.0, color=colour, label="law" if first else None
+        along,
+        curve.law.law.at(along),
+        "-",
+        lw=1.0,
+        color=colour,
+        label="law" if first else None,
     )
     low, high = curve.law.doubled_ends
-    axes.plot([2.0 * curve.rows[-1]] * 2, [low, high], "-", lw=4.0, alpha=0.35, color=colour)
+    axes.plot(
+        [2.0 * curve.rows[-1]] * 2,
+        [low, high],
+        "-",
+        lw=4.0,
+        alpha=0.35,
+        color=colour,
+    )
     if curve.noise is not None:
-        axes.axhline(curve.noise, ls=":", lw=1.0, color=colour, label="repeats" if first else None)
+        axes.axhline(
+            curve.noise,
+            ls=":",
+            lw=1.0,
+            color=colour,
+            label="repeats" if first else None,
+        )
 
 
 def _finish(axes: Axes, title: str) -> None:
@@ -468,7 +538,11 @@ def _finish(axes: Axes, title: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def save_learning_figure(folder: Path, gpu: str, ending: str = "png") -> Path:
+def save_learning_figure(
+    folder: Path,
+    gpu: str,
+    ending: str = "png",
+) -> Path:
     """Draw the curves that the study found into a folder."""
     path = folder / f"learning-{gpu}.{ending}"
     save_figure(draw_learning_curves(curves(gpu, os.environ, print), gpu), path)

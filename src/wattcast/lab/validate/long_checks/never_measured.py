@@ -18,7 +18,11 @@ from wattcast import hardware
 from wattcast.calibrate import kernel_rows
 from wattcast.calibrate.latency_fit import one_thread
 from wattcast.calibrate.row_prediction import INTERVAL_LEVEL
-from wattcast.calibrate.scoring import LedgerRow, Tell, make_ledger_row
+from wattcast.calibrate.scoring import (
+    LedgerRow,
+    Tell,
+    make_ledger_row,
+)
 from wattcast.core.arrays import Array, Mask
 from wattcast.lab.fit.database_fit import KIND_OF_QUANTITY, load_held_out
 from wattcast.lab.fit.held_out import (
@@ -42,7 +46,11 @@ SAID = {
 }
 
 
-def unseen_rows(gpu: str, held_rows: HeldOutRows, tell: Tell) -> list[LedgerRow]:
+def unseen_rows(
+    gpu: str,
+    held_rows: HeldOutRows,
+    tell: Tell,
+) -> list[LedgerRow]:
     """Coverage of what was left out, by reason; minutes."""
     rows = kernel_rows.load_kernel_rows(gpu)
     chip = hardware.load_gpu(gpu)
@@ -90,7 +98,12 @@ def counted_rows(where: str, left_out: LeftOutRows) -> list[LedgerRow]:
     return out
 
 
-def _counted(left_out: LeftOutRows, quantity: str, at: Mask, by: Array) -> dict[str, Any]:
+def _counted(
+    left_out: LeftOutRows,
+    quantity: str,
+    at: Mask,
+    by: Array,
+) -> dict[str, Any]:
     place = slice(0, 2) if quantity == "latency" else slice(2, 4)
     ends = left_out.ends[at, place]
     log_ratio = getattr(left_out, quantity)[at]

@@ -21,7 +21,12 @@ import numpy.typing as npt
 
 from wattcast import hardware
 from wattcast.calibrate import kernel_rows
-from wattcast.calibrate.kernel_rows import KernelRows, assign_folds, on_random_data, select_kernels
+from wattcast.calibrate.kernel_rows import (
+    KernelRows,
+    assign_folds,
+    on_random_data,
+    select_kernels,
+)
 from wattcast.calibrate.latency_fit import one_thread
 from wattcast.calibrate.row_suggestions import (
     PLAN_SHARE,
@@ -31,7 +36,11 @@ from wattcast.calibrate.row_suggestions import (
     list_model_operators,
     pick_candidates,
 )
-from wattcast.calibrate.scoring import LedgerRow, Tell, make_ledger_row
+from wattcast.calibrate.scoring import (
+    LedgerRow,
+    Tell,
+    make_ledger_row,
+)
 from wattcast.core.arrays import Array, Mask
 from wattcast.hardware import Gpu
 from wattcast.kernels import Kernels, build_kernels
@@ -68,13 +77,23 @@ class Pool:
 Order = Callable[[Pool, Index, int, np.random.Generator], Index]
 
 
-def at_random(pool: Pool, start: Index, count: int, rng: np.random.Generator) -> Index:
+def at_random(
+    pool: Pool,
+    start: Index,
+    count: int,
+    rng: np.random.Generator,
+) -> Index:
     """Candidates in any order."""
     candidates = np.setdiff1d(np.arange(len(pool.bursts)), start)
     return np.asarray(rng.permutation(candidates)[:count])
 
 
-def by_distance(pool: Pool, start: Index, count: int, rng: np.random.Generator) -> Index:
+def by_distance(
+    pool: Pool,
+    start: Index,
+    count: int,
+    rng: np.random.Generator,
+) -> Index:
     """The farthest from anything measured of its kind next: uncertainty alone."""
     places = np.column_stack(
         [v for n, v in sorted(pool.kernels.work.features.items()) if n.startswith("log_")]
@@ -95,7 +114,12 @@ def by_distance(pool: Pool, start: Index, count: int, rng: np.random.Generator) 
     return np.array(order)
 
 
-def by_newness(pool: Pool, start: Index, count: int, rng: np.random.Generator) -> Index:
+def by_newness(
+    pool: Pool,
+    start: Index,
+    count: int,
+    rng: np.random.Generator,
+) -> Index:
     """Width x newness x share, newness 0.15 + 0.85·(1 - exp(-d²/2)): what ``--suggest`` did at
     first.
     """
@@ -122,7 +146,12 @@ def by_newness(pool: Pool, start: Index, count: int, rng: np.random.Generator) -
     return np.array(order)
 
 
-def suggested(pool: Pool, start: Index, count: int, rng: np.random.Generator) -> Index:
+def suggested(
+    pool: Pool,
+    start: Index,
+    count: int,
+    rng: np.random.Generator,
+) -> Index:
     """As ``lab kernels --suggest`` orders them: a share for real models, the rest for the plan."""
     everything = np.arange(len(pool.bursts))
     measured = np.isin(everything, start)
@@ -179,7 +208,11 @@ def suggest_rows(gpu: str, tell: Tell) -> list[LedgerRow]:
     ]
 
 
-def trial(pool: Pool, start: int, seed: int) -> dict[tuple[int, str], Array]:
+def trial(
+    pool: Pool,
+    start: int,
+    seed: int,
+) -> dict[tuple[int, str], Array]:
     """Errors, one for each weighting, from ``start`` rows and from those each way adds."""
     rng = np.random.default_rng([seed, start])
     begin = np.asarray(rng.permutation(len(pool.bursts))[:start])
@@ -232,7 +265,11 @@ def _masks(rows: KernelRows, *places: Index) -> list[Mask]:
     return [np.isin(np.arange(len(rows)), some) for some in places]
 
 
-def spread_over(asked_kernels: Kernels, weight: Array, kernels: Kernels) -> Array:
+def spread_over(
+    asked_kernels: Kernels,
+    weight: Array,
+    kernels: Kernels,
+) -> Array:
     """Each operator's weight, spread over kernels of its group by their distance; the shares add up
     to one.
     """

@@ -14,18 +14,31 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from wattcast.calibrate.scoring import LedgerRow, Tell, make_absent_row, make_ledger_row
+from wattcast.calibrate.scoring import (
+    LedgerRow,
+    Tell,
+    make_absent_row,
+    make_ledger_row,
+)
 from wattcast.calibrate.table_fit import TableError, check_tables
 from wattcast.lab.fit.ship_calibrations import CARDS, table_folder
 from wattcast.lab.validate.public_checks.newer_tables import collective_card_rows
 
 WHERE = "calibrated cards, shapes held out"
-_GOALS = {"products": 7.0, "attention": 8.0, "experts": 11.0}
+_GOALS = {
+    "products": 7.0,
+    "attention": 8.0,
+    "experts": 11.0,
+}
 _AMD_PRODUCTS = 10.0
 _LONG_BAND = "0.1 ms and above"
 
 
-def card_rows(reference: Path | None, tell: Tell, cards: Sequence[str] = CARDS) -> list[LedgerRow]:
+def card_rows(
+    reference: Path | None,
+    tell: Tell,
+    cards: Sequence[str] = CARDS,
+) -> list[LedgerRow]:
     """Return errors of products, attention and experts of each card and engine, and collectives."""
     if reference is None or not (reference / "aiconfigurator").is_dir():
         return [make_absent_row(WHERE, "latency", "no reference data")]
@@ -64,8 +77,18 @@ def _is_judged(error: TableError, family: str) -> bool:
 def main() -> None:
     """Print a line a card, engine and family of kernels, with its goal."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("cards", nargs="*", default=CARDS, help="GPU or GPU:ENGINE; default: all")
-    parser.add_argument("--reference", type=Path, required=True, help="folder of public rows")
+    parser.add_argument(
+        "cards",
+        nargs="*",
+        default=CARDS,
+        help="GPU or GPU:ENGINE; default: all",
+    )
+    parser.add_argument(
+        "--reference",
+        type=Path,
+        required=True,
+        help="folder of public rows",
+    )
     options = parser.parse_args()
     for row in card_rows(options.reference, lambda _: None, options.cards):
         figures = f"{row['n']:>5} rows  {row['mape']:>6.2f} %  forecast {row['floor']} %"

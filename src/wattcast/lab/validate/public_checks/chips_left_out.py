@@ -19,12 +19,29 @@ from pathlib import Path
 
 import numpy as np
 
-from wattcast.calibrate.energy_evidence import EnergyEvidence, scalable_modules, weigh_energies
-from wattcast.calibrate.scoring import LedgerRow, Tell, make_absent_row, make_ledger_row
-from wattcast.hardware import Gpu, OperatingPoint, load_gpu
+from wattcast.calibrate.energy_evidence import (
+    EnergyEvidence,
+    scalable_modules,
+    weigh_energies,
+)
+from wattcast.calibrate.scoring import (
+    LedgerRow,
+    Tell,
+    make_absent_row,
+    make_ledger_row,
+)
+from wattcast.hardware import (
+    Gpu,
+    OperatingPoint,
+    load_gpu,
+)
 from wattcast.lab.fit.served_evidence import served_evidence
 from wattcast.lab.fit.served_rows import GPU as SERVED_GPU
-from wattcast.lab.fit.served_rows import ServedRow, read_served_rows, select_half
+from wattcast.lab.fit.served_rows import (
+    ServedRow,
+    read_served_rows,
+    select_half,
+)
 from wattcast.lab.fit.served_steps import ask_row
 from wattcast.lab.validate.public_checks.published_runs import (
     PUBLISHED_GPU,
@@ -33,7 +50,11 @@ from wattcast.lab.validate.public_checks.published_runs import (
     read_other_gpus,
     read_published_runs,
 )
-from wattcast.predictor.bundle import Bundle, bundle_for, forecast_bundle
+from wattcast.predictor.bundle import (
+    Bundle,
+    bundle_for,
+    forecast_bundle,
+)
 from wattcast.predictor.prediction import Prediction, predict_graph
 
 WHERE = "watts of a chip left out"
@@ -84,7 +105,11 @@ def _judge_chip(chip: _Chip) -> list[LedgerRow]:
     return rows
 
 
-def _draw(evidence: Sequence[EnergyEvidence], count: int, draw: int) -> list[EnergyEvidence]:
+def _draw(
+    evidence: Sequence[EnergyEvidence],
+    count: int,
+    draw: int,
+) -> list[EnergyEvidence]:
     """Draw so many rows by a crc32 of their watts and the number of the draw."""
     names = [f"{item.measured_w:.6g} {draw}" for item in evidence]
     order = sorted(range(len(names)), key=lambda place: zlib.crc32(names[place].encode()))
@@ -119,12 +144,20 @@ def _make_published(name: str, runs: Sequence[PublishedRun]) -> _Chip:
     return _Chip(name, prior, evidence, judge, len(judged))
 
 
-def _predict_run(run: PublishedRun, chip: Gpu, bundle: Bundle) -> Prediction:
+def _predict_run(
+    run: PublishedRun,
+    chip: Gpu,
+    bundle: Bundle,
+) -> Prediction:
     at = OperatingPoint(clock_hz=run.clock_hz)
     return predict_graph(run.graph, chip, at, bundle)
 
 
-def _read_run(run: PublishedRun, chip: Gpu, bundle: Bundle) -> EnergyEvidence:
+def _read_run(
+    run: PublishedRun,
+    chip: Gpu,
+    bundle: Bundle,
+) -> EnergyEvidence:
     """Return a run's watts and those of the prior's parts at the run's own time."""
     assert run.power_w is not None, "published runs have watts"
     prediction = _predict_run(run, chip, bundle)

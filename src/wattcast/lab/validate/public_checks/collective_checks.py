@@ -21,7 +21,11 @@ from wattcast.core import Dtype
 from wattcast.core.arrays import Array
 from wattcast.core.errors import bad_value
 from wattcast.hardware import Gpu, load_gpu
-from wattcast.lab.validate.public_checks.published_commands import AMD, ask_amd_rows, list_errors
+from wattcast.lab.validate.public_checks.published_commands import (
+    AMD,
+    ask_amd_rows,
+    list_errors,
+)
 from wattcast.lab.validate.typed_commands import judge_rows
 from wattcast.predictor.link_laws import (
     CollectiveRows,
@@ -34,7 +38,12 @@ from wattcast.predictor.link_laws import (
 from wattcast.workload.operator_types import Collective
 
 SET = "collectives, public tables"
-CARDS = {"a100_sxm": "a100-sxm-80gb", "h200_sxm": "h200", "b200_sxm": "b200", "l40s": "l40s"}
+CARDS = {
+    "a100_sxm": "a100-sxm-80gb",
+    "h200_sxm": "h200",
+    "b200_sxm": "b200",
+    "l40s": "l40s",
+}
 KINDS = {
     "all_reduce": "all_reduce",
     "all_gather": "all_gather",
@@ -213,7 +222,11 @@ def _link_rate(gpu: Gpu) -> Array:
     return 0.5 * np.asarray(gpu.need("links.pcie_byte_per_s") if both_ways is None else both_ways)
 
 
-def _law_s(law: LinkLaw, timings: Sequence[CollectiveTiming], gpu: Gpu) -> Array:
+def _law_s(
+    law: LinkLaw,
+    timings: Sequence[CollectiveTiming],
+    gpu: Gpu,
+) -> Array:
     return np.asarray(nccl_protocol_s(law, as_rows(timings, True), _link_rate(gpu)).min(axis=0))
 
 

@@ -28,7 +28,11 @@ from wattcast.lab.validate.public_checks.collective_checks import (
     as_rows,
     read_collective_table,
 )
-from wattcast.predictor.link_laws import LinkLaw, load_laws, nccl_protocol_s
+from wattcast.predictor.link_laws import (
+    LinkLaw,
+    load_laws,
+    nccl_protocol_s,
+)
 from wattcast.report.figure_style import add_caption, new_figure
 
 START = LinkLaw(
@@ -78,7 +82,14 @@ def fit_law(
 
     x = start
     for hardness in (4.0, 8.0, 16.0, 32.0):
-        x = least_squares(residual, x, args=(hardness,), loss="soft_l1", f_scale=0.1, max_nfev=80).x
+        x = least_squares(
+            residual,
+            x,
+            args=(hardness,),
+            loss="soft_l1",
+            f_scale=0.1,
+            max_nfev=80,
+        ).x
     return law(x)
 
 
@@ -128,7 +139,11 @@ def _fit_with_folds(gpu: Gpu, timings: Sequence[CollectiveTiming]) -> tuple[Link
     return fit_law(timings, byte_per_s, free, fixed), left_out
 
 
-def _relative_errors(law: LinkLaw, timings: Sequence[CollectiveTiming], byte_per_s: float) -> Array:
+def _relative_errors(
+    law: LinkLaw,
+    timings: Sequence[CollectiveTiming],
+    byte_per_s: float,
+) -> Array:
     predicted_s = nccl_protocol_s(law, as_rows(timings, True), byte_per_s).min(axis=0)
     measured_s = np.array([timing.latency_s for timing in timings])
     return np.asarray(np.abs(predicted_s / measured_s - 1.0))

@@ -11,7 +11,12 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -25,12 +30,20 @@ from wattcast.calibrate import whole_models
 from wattcast.calibrate.calibration import MeasuredModel
 from wattcast.calibrate.kernel_rows import parse_operators, shape_name
 from wattcast.calibrate.row_prediction import analyse_rows, predict_with_bundle
-from wattcast.calibrate.scoring import LedgerRow, Tell, make_ledger_row
+from wattcast.calibrate.scoring import (
+    LedgerRow,
+    Tell,
+    make_ledger_row,
+)
 from wattcast.calibrate.table_fit import describe_work, predict_tables_s
 from wattcast.calibrate.table_rows import TableRows, read_tables
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.measured_rows import Plain
-from wattcast.core.row_tables import CHAINS_FILE, database_folder, read_table
+from wattcast.core.row_tables import (
+    CHAINS_FILE,
+    database_folder,
+    read_table,
+)
 from wattcast.core.strict_files import FitStatus
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.hardware.catalogue_reader import list_boards
@@ -152,7 +165,11 @@ class ModelSet:
         return np.array(log_ends)
 
 
-def coverage_rows(reference: Path | None, tell: Tell, gpu: str = "h200") -> list[LedgerRow]:
+def coverage_rows(
+    reference: Path | None,
+    tell: Tell,
+    gpu: str = "h200",
+) -> list[LedgerRow]:
     """Return share inside, mean width and narrowest width of every set that can be found; takes
     minutes.
     """
@@ -190,7 +207,11 @@ def coverage_rows(reference: Path | None, tell: Tell, gpu: str = "h200") -> list
 
 
 def _judge(
-    where: str, quantity: str, log_ratio: Array, ends: Array, goal: tuple[float, float]
+    where: str,
+    quantity: str,
+    log_ratio: Array,
+    ends: Array,
+    goal: tuple[float, float],
 ) -> LedgerRow:
     measured = np.isfinite(log_ratio)
     log_ratio = log_ratio[measured]
@@ -279,7 +300,12 @@ def _table_of(work: str) -> str:
     return "products" if work.startswith("products") else "experts"
 
 
-def _kernel_set(name: str, table: TableRows, gpu: Gpu, bundle: Bundle) -> KernelSet:
+def _kernel_set(
+    name: str,
+    table: TableRows,
+    gpu: Gpu,
+    bundle: Bundle,
+) -> KernelSet:
     timeline = analyse_rows(bundle, table.rows, gpu)
     reasons = find_unmeasured(timeline, bundle)
     ratio = {
@@ -347,7 +373,11 @@ def load_published_models(reference: Path) -> tuple[ModelSet, ...]:
 
 
 def _model_set(
-    name: str, chip: str, rows: Sequence[MeasuredModel], gpu: Gpu, bundle: Bundle
+    name: str,
+    chip: str,
+    rows: Sequence[MeasuredModel],
+    gpu: Gpu,
+    bundle: Bundle,
 ) -> ModelSet:
     predictions = tuple(
         predict_graph(m.graph, gpu, OperatingPoint(m.clock_hz, UNCAPPED_W, m.temperature_c), bundle)
@@ -386,7 +416,11 @@ def load_model_sets(gpu: str) -> list[ModelSet]:
     return sets
 
 
-def load_step_set(gpu: str, held_out: bool, board: str = "") -> ModelSet:
+def load_step_set(
+    gpu: str,
+    held_out: bool,
+    board: str = "",
+) -> ModelSet:
     """Load decode and prefill steps of the engine that was measured, of models that its laws were
     fitted to or not.
 
@@ -457,7 +491,11 @@ def list_step_kinds(some: ModelSet) -> list[str]:
     return sorted({find_step_kind(p.basis) for p in some.predictions})
 
 
-def learn_step_spread(some: ModelSet, kind: str, without: str = "") -> LearnedPair:
+def learn_step_spread(
+    some: ModelSet,
+    kind: str,
+    without: str = "",
+) -> LearnedPair:
     """Learn the least half-widths at which 90 % of further steps lie inside, ``without`` the steps
     of one engine.
 
@@ -483,7 +521,9 @@ def learn_step_spread(some: ModelSet, kind: str, without: str = "") -> LearnedPa
         {_engine_of(p) for p, learned in zip(some.predictions, is_learned, strict=True) if learned}
     )
     return LearnedPair(
-        **half_width, rows=count, source=f"steps of {engines} engines that no law was fitted to"
+        **half_width,
+        rows=count,
+        source=f"steps of {engines} engines that no law was fitted to",
     )
 
 
@@ -527,7 +567,9 @@ def load_layer_set(gpu: str) -> ModelSet:
 
 
 def learn_forecast_ends(
-    kernels: Sequence[KernelSet], models: Sequence[ModelSet], without: str = ""
+    kernels: Sequence[KernelSet],
+    models: Sequence[ModelSet],
+    without: str = "",
 ) -> dict[str, ForecastEnds]:
     """Learn the ends of a forecast from measured over forecast on other GPUs, ``without`` one chip.
 
@@ -676,7 +718,11 @@ def learn_engine_ends(
     return ends_of_kind
 
 
-def _least_scale(share: Callable[[float], float], low: float = 0.1, high: float = 6.0) -> float:
+def _least_scale(
+    share: Callable[[float], float],
+    low: float = 0.1,
+    high: float = 6.0,
+) -> float:
     """Find the least scale between two at which 90 % lie inside."""
     for _ in range(12):
         middle = float(np.sqrt(low * high))
@@ -722,7 +768,9 @@ def _collect_group_rows(
 
 
 def _half_widths_of_groups(
-    groups: npt.NDArray[np.str_], chips: npt.NDArray[np.str_], ratio: Array
+    groups: npt.NDArray[np.str_],
+    chips: npt.NDArray[np.str_],
+    ratio: Array,
 ) -> dict[str, tuple[float, int, int]]:
     """Return half-width, rows and chips of each group with enough rows, every chip counting
     alike.

@@ -25,7 +25,11 @@ from wattcast.lab.gpuwattch.bottom_up.event_energies import (
     make_energy_table,
     make_ratio_row,
 )
-from wattcast.lab.gpuwattch.energy_table import EnergyTable, read_energies, with_coalescer
+from wattcast.lab.gpuwattch.energy_table import (
+    EnergyTable,
+    read_energies,
+    with_coalescer,
+)
 from wattcast.report.figure_style import add_caption, new_axes
 
 if TYPE_CHECKING:
@@ -117,7 +121,10 @@ def dumped_ratios(folder: Path) -> list[EnergyRatio]:
 
 
 def _counter_ratios(
-    name: str, design: ChipDesign, ours: EnergyTable, theirs: EnergyTable
+    name: str,
+    design: ChipDesign,
+    ours: EnergyTable,
+    theirs: EnergyTable,
 ) -> list[EnergyRatio]:
     ratios = []
     device_memory_j = {"MEM_RD": design.dram_read_j or 0.0, "MEM_WR": design.dram_write_j or 0.0}
@@ -133,7 +140,10 @@ def _counter_ratios(
 
 
 def _coalescer_ratios(
-    name: str, design: ChipDesign, ours: EnergyTable, theirs: EnergyTable
+    name: str,
+    design: ChipDesign,
+    ours: EnergyTable,
+    theirs: EnergyTable,
 ) -> list[EnergyRatio]:
     """Compare the coalescer, unless its dumped energy would be scaled from another node."""
     completed, note = with_coalescer(theirs, design.feature_nm)
@@ -202,7 +212,13 @@ def draw_energy_ratios(ratios: Sequence[EnergyRatio]) -> Figure:
         ratio = [r.ratio for r in set_ratios]
         mark = _MARKS[k % 4]
         axes.plot(
-            ratio, height, mark, color=_LINE_COLOURS[k % 7], markersize=4, alpha=0.8, label=where
+            ratio,
+            height,
+            mark,
+            color=_LINE_COLOURS[k % 7],
+            markersize=4,
+            alpha=0.8,
+            label=where,
         )
     axes.plot(
         [middle[g] for g in groups],
@@ -220,7 +236,11 @@ def draw_energy_ratios(ratios: Sequence[EnergyRatio]) -> Figure:
     axes.set_xlim(0.6, 1.65)
     axes.set_xlabel("bottom-up energy over dumped energy")
     axes.set_title("Energies per event, no constant fitted to a file")
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)
+    axes.legend(
+        loc="upper left",
+        bbox_to_anchor=(1.01, 1.0),
+        frameon=False,
+    )
     return add_caption(
         figure,
         "dumped: McPAT inside GPGPU-Sim, before scaling factors; wattcast lab check-energies",

@@ -38,7 +38,12 @@ from wattcast.workload.engine_operators import (
 )
 from wattcast.workload.engine_row_operators import CacheWrite, Quantize
 from wattcast.workload.operator_base import Operator
-from wattcast.workload.operator_types import Attention, Bmm, Elementwise, Linear
+from wattcast.workload.operator_types import (
+    Attention,
+    Bmm,
+    Elementwise,
+    Linear,
+)
 
 TABLES = "h200_sxm.vllm-0.24.0"
 _Calls = tuple[list[Operator], list[Operator]]  # by the engine's kernels, and by PyTorch's
@@ -86,7 +91,12 @@ def table_rows(reference: Path) -> list[LedgerRow]:
     return ledger_rows
 
 
-def _seconds(calls: Sequence[Sequence[Operator]], warm: bool, gpu: Gpu, bundle: Bundle) -> Array:
+def _seconds(
+    calls: Sequence[Sequence[Operator]],
+    warm: bool,
+    gpu: Gpu,
+    bundle: Bundle,
+) -> Array:
     """Return the seconds of each list of operators at the top clock, one after another."""
     ops = [op for some in calls for op in some]
     row = np.repeat(np.arange(len(calls)), [len(some) for some in calls])

@@ -47,7 +47,11 @@ from wattcast.predictor.api import predict
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.engine_host import load_host_times
 from wattcast.predictor.prediction import Prediction
-from wattcast.predictor.prediction_interval import combine_log_ends, kernel_log_ends, widen_log_ends
+from wattcast.predictor.prediction_interval import (
+    combine_log_ends,
+    kernel_log_ends,
+    widen_log_ends,
+)
 from wattcast.predictor.timeline import compute_latency_s
 from wattcast.workload.model_options import SoftwareStack
 
@@ -62,7 +66,9 @@ FAR_OCTAVES = 0.5  # nearer rows say more about noise than about distance
 
 
 def learn_together(
-    sets: Iterable[coverage.ModelSet], quantity: str, capped: float = 1.0
+    sets: Iterable[coverage.ModelSet],
+    quantity: str,
+    capped: float = 1.0,
 ) -> tuple[float, int]:
     """Learn the correlation of kernels' errors at which most nearly 90 % of workloads lie inside.
 
@@ -225,7 +231,11 @@ def learn_engine_host(gpu: str) -> distances.HostSpread:
     return distances.HostSpread(round(low, 2), round(high, 2), len(ratios), source)
 
 
-def least_slope(distance: Array, off: Array, noise: float) -> float:
+def least_slope(
+    distance: Array,
+    off: Array,
+    noise: float,
+) -> float:
     """Return the least c for which 90 % of |off| are within sqrt(noise² + (c·distance)²), from half
     an octave on.
     """
@@ -415,7 +425,11 @@ def learn(reference: Path) -> str:
     head = "".join(line for line in lines if line.startswith("#"))
     plain = {name: _without_nulls(value) for name, value in msgspec.to_builtins(learned).items()}
     return head + yaml.safe_dump(
-        plain, sort_keys=False, allow_unicode=True, width=200, default_flow_style=None
+        plain,
+        sort_keys=False,
+        allow_unicode=True,
+        width=200,
+        default_flow_style=None,
     )
 
 

@@ -15,7 +15,12 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from wattcast import hardware
-from wattcast.calibrate.scoring import LedgerRow, Tell, make_absent_row, make_ledger_row
+from wattcast.calibrate.scoring import (
+    LedgerRow,
+    Tell,
+    make_absent_row,
+    make_ledger_row,
+)
 from wattcast.calibrate.table_rows import read_tables
 from wattcast.core import Dtype
 from wattcast.core.errors import BadInput
@@ -35,7 +40,11 @@ _NEW_CARDS = {
     "b300": "b300_sxm",
     "rtx-pro-6000": "rtx_pro_6000_server",
 }
-_SGLANG_CARDS = {"h100-sxm": "h100_sxm", "h200": "h200_sxm", "b200": "b200_sxm"}
+_SGLANG_CARDS = {
+    "h100-sxm": "h100_sxm",
+    "h200": "h200_sxm",
+    "b200": "b200_sxm",
+}
 _ALL_ROWS = 1_000_000  # of a table: none is thinned
 
 
@@ -55,7 +64,11 @@ def newer_table_rows(reference: Path | None, tell: Tell) -> list[LedgerRow]:
 
 
 def _judge_tables(
-    folder: Path, gpu: str, system: str, engines: tuple[str, ...], words: str
+    folder: Path,
+    gpu: str,
+    system: str,
+    engines: tuple[str, ...],
+    words: str,
 ) -> list[LedgerRow]:
     chip = hardware.load_gpu(gpu)
     bundle = bundle_for(chip)
@@ -84,7 +97,11 @@ def collective_card_rows(folder: Path) -> list[LedgerRow]:
     return rows
 
 
-def _judge_collectives(folder: Path, gpu: str, system: str) -> list[LedgerRow]:
+def _judge_collectives(
+    folder: Path,
+    gpu: str,
+    system: str,
+) -> list[LedgerRow]:
     """Judge collectives as the law of the card's architecture has them."""
     paths = sorted(folder.glob(f"{system}.nccl-*.csv.gz"))
     if not paths:

@@ -7,7 +7,11 @@ names the measurements)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,8 +33,16 @@ from wattcast.calibrate.scoring import (
     make_ledger_row,
     mean_percent_error,
 )
-from wattcast.calibrate.table_fit import calibrate_rows, describe_work, predict_tables_s
-from wattcast.calibrate.table_rows import TableRows, held_out, read_tables
+from wattcast.calibrate.table_fit import (
+    calibrate_rows,
+    describe_work,
+    predict_tables_s,
+)
+from wattcast.calibrate.table_rows import (
+    TableRows,
+    held_out,
+    read_tables,
+)
 from wattcast.core.arrays import Array, sweep_values
 from wattcast.core.strict_files import FitStatus
 from wattcast.core.units import Dtype
@@ -80,7 +92,11 @@ def roofline_terms(measured: Sequence[MeasuredModel], gpu: Gpu) -> RooflineTerms
     return RooflineTerms(ops, roof, compute, memory, squared * clock_hz / top_hz)
 
 
-def _graph_terms(graph: Graph, gpu: Gpu, clock_hz: float) -> tuple[float, float, float, float]:
+def _graph_terms(
+    graph: Graph,
+    gpu: Gpu,
+    clock_hz: float,
+) -> tuple[float, float, float, float]:
     count = roof = compute = memory = 0.0
     for block in graph.blocks:
         for op in block.ops:
@@ -93,7 +109,11 @@ def _graph_terms(graph: Graph, gpu: Gpu, clock_hz: float) -> tuple[float, float,
     return count, roof, compute, memory
 
 
-def _operator_terms(op: Operator, gpu: Gpu, clock_hz: float) -> tuple[float, float]:
+def _operator_terms(
+    op: Operator,
+    gpu: Gpu,
+    clock_hz: float,
+) -> tuple[float, float]:
     tensor = gpu.pipes.tensor_flop_per_cycle
     cuda = gpu.pipes.cuda_flop_per_cycle
     product = op.kind in ("linear", "bmm", "conv2d", "attention")
@@ -107,7 +127,9 @@ def _operator_terms(op: Operator, gpu: Gpu, clock_hz: float) -> tuple[float, flo
 
 
 def fit_floor_in_domain(
-    measured: Sequence[MeasuredModel], family: Sequence[str], gpu: Gpu
+    measured: Sequence[MeasuredModel],
+    family: Sequence[str],
+    gpu: Gpu,
 ) -> tuple[Array, Array]:
     """Return latency and power of every row from a floor fitted to other model families.
 
@@ -160,7 +182,11 @@ LAUNCH_S = 12e-6  # of the host of an H100 (DESIGN, section 4)
 LONG_S = 100e-6  # shorter kernels are mostly start and drain
 
 
-def _fit_time(work: RooflineTerms, seconds: Array, use: Array) -> tuple[float, float]:
+def _fit_time(
+    work: RooflineTerms,
+    seconds: Array,
+    use: Array,
+) -> tuple[float, float]:
     """Search launch cost and efficiency on a small grid, by relative error."""
     best = (np.inf, 0.0, 1.0)
     for launch_s in np.linspace(4e-6, 40e-6, 37):
@@ -322,7 +348,12 @@ def _read_bursts(folder: Path, chip: Gpu) -> TableRows:
     return table.select_rows(table.rows.is_kind("burst"))
 
 
-def judge_kernels(where: str, table: TableRows, gpu: Gpu, bundle: Bundle) -> list[LedgerRow]:
+def judge_kernels(
+    where: str,
+    table: TableRows,
+    gpu: Gpu,
+    bundle: Bundle,
+) -> list[LedgerRow]:
     """Return the errors of products, attention and experts of a table, with their goals."""
     true_s = table.rows.column("latency_s")
     said_s = predict_tables_s(table, gpu, bundle)
@@ -359,13 +390,18 @@ _QUANTITIES = ("latency", "power", "energy")
 
 
 def _errors(
-    measured: Sequence[MeasuredModel], factors: Mapping[str, float], gpu: Gpu, bundle: Bundle
+    measured: Sequence[MeasuredModel],
+    factors: Mapping[str, float],
+    gpu: Gpu,
+    bundle: Bundle,
 ) -> tuple[float | None, ...]:
     return _row_errors(analyse_models(measured, gpu, bundle), factors, gpu, bundle)
 
 
 def _window_errors(
-    runs: Sequence[PublishedRun], gpu: Gpu, bundle: Bundle
+    runs: Sequence[PublishedRun],
+    gpu: Gpu,
+    bundle: Bundle,
 ) -> tuple[float | None, ...]:
     """Return errors against time and power as published, over the whole polling window."""
     rows = [
@@ -376,13 +412,18 @@ def _window_errors(
 
 
 def _row_errors(
-    some: Sequence[AnalysedRow], factors: Mapping[str, float], gpu: Gpu, bundle: Bundle
+    some: Sequence[AnalysedRow],
+    factors: Mapping[str, float],
+    gpu: Gpu,
+    bundle: Bundle,
 ) -> tuple[float | None, ...]:
     return _against([r.measured for r in some], *predict_models(some, factors, gpu, bundle))
 
 
 def _against(
-    measured: Sequence[MeasuredModel], seconds: Array, watts: Array
+    measured: Sequence[MeasuredModel],
+    seconds: Array,
+    watts: Array,
 ) -> tuple[float | None, ...]:
     true_s, true_w = (
         np.array([getattr(m, n) for m in measured], dtype=float) for n in ("latency_s", "power_w")
@@ -395,7 +436,10 @@ def _against(
 
 
 def _zero_shot(
-    judged_runs: list[PublishedRun], everything: list[PublishedRun], gpu: Gpu, bundle: Bundle
+    judged_runs: list[PublishedRun],
+    everything: list[PublishedRun],
+    gpu: Gpu,
+    bundle: Bundle,
 ) -> list[LedgerRow]:
     mine, all_rows = (
         [to_calibration_row(r, gpu) for r in some] for some in (judged_runs, everything)
@@ -429,7 +473,10 @@ def _zero_shot(
 
 
 def _anchored(
-    measured: list[MeasuredModel], family: list[str], gpu: Gpu, bundle: Bundle
+    measured: list[MeasuredModel],
+    family: list[str],
+    gpu: Gpu,
+    bundle: Bundle,
 ) -> list[LedgerRow]:
     floor = _against(measured, *fit_floor_in_domain(measured, family, gpu))
     count = len(measured)
@@ -477,7 +524,10 @@ def _anchored(
 
 
 def _drawn(
-    analysed: list[AnalysedRow], chosen: list[int], gpu: Gpu, bundle: Bundle
+    analysed: list[AnalysedRow],
+    chosen: list[int],
+    gpu: Gpu,
+    bundle: Bundle,
 ) -> tuple[float | None, ...]:
     """Return errors on the other rows after calibrating on some."""
     some = calibrate_bundle([analysed[i] for i in chosen], gpu, bundle, "drawn rows")
@@ -487,7 +537,10 @@ def _drawn(
 
 
 def _clocks(
-    folder: Path, judged_runs: list[PublishedRun], gpu: Gpu, bundle: Bundle
+    folder: Path,
+    judged_runs: list[PublishedRun],
+    gpu: Gpu,
+    bundle: Bundle,
 ) -> list[LedgerRow]:
     clocks = clean_runs(read_published_runs(folder, "clocks"))
     at_900 = analyse_models([to_calibration_row(r, gpu) for r in judged_runs], gpu, bundle)

@@ -18,7 +18,12 @@ from typing import Any
 import numpy as np
 
 from wattcast import hardware
-from wattcast.calibrate.scoring import LedgerRow, Tell, make_absent_row, make_ledger_row
+from wattcast.calibrate.scoring import (
+    LedgerRow,
+    Tell,
+    make_absent_row,
+    make_ledger_row,
+)
 from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput
 from wattcast.hardware import OperatingPoint
@@ -167,7 +172,12 @@ def titanx_rows(reference: Path | None, tell: Tell) -> list[LedgerRow]:
 
 
 ZEUS_FILE = Path("zeus") / "zeus_powerlimit_batch_sweep.csv"
-ZEUS_GPUS = {"v100": "v100-pcie", "a40": "a40", "rtx6000": "quadro-rtx-6000", "p100": "p100-pcie"}
+ZEUS_GPUS = {
+    "v100": "v100-pcie",
+    "a40": "a40",
+    "rtx6000": "quadro-rtx-6000",
+    "p100": "p100-pcie",
+}
 PROTOTYPE = {
     "resnet50": "resnet50",
     "shufflenetv2": "resnet50",
@@ -251,9 +261,11 @@ class PrototypeCurves:
 def prototype_curves(gpu: str, model: str) -> PrototypeCurves:
     """Predict the prototype's training step on the forecast of a card."""
     chip = hardware.load_gpu(ZEUS_GPUS[gpu])
-    options = {"batch": 64, "phase": "train", "dtype": "fp32"} | (
-        {"seq": 128, "batch": 32} if "bert" in model else {}
-    )
+    options = {
+        "batch": 64,
+        "phase": "train",
+        "dtype": "fp32",
+    } | ({"seq": 128, "batch": 32} if "bert" in model else {})
     bundle = bundle_for(chip)
     timeline = analyse_graph(
         load_workload.load_workload(model, ModelOptions.from_names(**options)), chip, bundle
@@ -288,7 +300,11 @@ def predict_epochs(epochs: Iterable[TrainingEpoch]) -> list[PredictedEpoch]:
     return rows
 
 
-def _under(highest: TrainingEpoch, c: PrototypeCurves, limits_w: Array) -> tuple[Array, Array]:
+def _under(
+    highest: TrainingEpoch,
+    c: PrototypeCurves,
+    limits_w: Array,
+) -> tuple[Array, Array]:
     """Return relative time and mean power under each limit; one row sets the busy share or the
     energy scale.
     """

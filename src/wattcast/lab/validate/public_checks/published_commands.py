@@ -12,28 +12,53 @@ import msgspec
 
 from wattcast.hardware import load_gpu
 from wattcast.lab.validate.public_checks.published_runs import PublishedRun
-from wattcast.lab.validate.typed_commands import JudgedRow, TypedCommand, make_file_name, show_clock
+from wattcast.lab.validate.typed_commands import (
+    JudgedRow,
+    TypedCommand,
+    make_file_name,
+    show_clock,
+)
 from wattcast.workload.readers.from_json import graph_to_plain
 
-PLACES = {"latency": "latency_s", "power": "power_w", "energy": "energy_j"}
+PLACES = {
+    "latency": "latency_s",
+    "power": "power_w",
+    "energy": "energy_j",
+}
 AS_BUILT = "as predict builds the models"
 AMD = "AMD, published"
 # seconds of a generation by batch: AMD, "Performance results with ROCm software" (amd.com), vLLM
 # 0.8.5, 27 May 2025
-AMD_GENERATION_S = {1: 15.851, 2: 16.995, 4: 17.578}
+AMD_GENERATION_S = {
+    1: 15.851,
+    2: 16.995,
+    4: 17.578,
+}
 
 
-def ask_by_name(run: PublishedRun, gpu: str, where: str) -> JudgedRow:
+def ask_by_name(
+    run: PublishedRun,
+    gpu: str,
+    where: str,
+) -> JudgedRow:
     """Return a published run with the command that predicts its model by name."""
     options: dict[str, Any] = {"gpu": gpu, "batch": run.batch}
     if run.seq is not None:
         options |= {"seq": run.seq, "head": "none"}
-    options |= {"dtype": run.dtype, "attention": "eager", "stack": "eager"}
+    options |= {
+        "dtype": run.dtype,
+        "attention": "eager",
+        "stack": "eager",
+    }
     command = TypedCommand("predict", run.model, options | _list_conditions(run, gpu))
     return JudgedRow(where, _name_run(run), command, _list_figures(run), PLACES)
 
 
-def ask_by_operators(run: PublishedRun, gpu: str, where: str) -> JudgedRow:
+def ask_by_operators(
+    run: PublishedRun,
+    gpu: str,
+    where: str,
+) -> JudgedRow:
     """Return a published run with the command that predicts the operators of its own software."""
     file = make_file_name(run.name, "json")
     content = msgspec.json.encode(graph_to_plain(run.graph))
@@ -47,8 +72,22 @@ def ask_amd_rows() -> list[JudgedRow]:
     """Return the generations that AMD published, with their commands."""
     rows = []
     for batch, seconds in AMD_GENERATION_S.items():
-        options = {"gpu": "mi300x", "phase": "generate", "batch": batch, "seq": 128, "tokens": 2048}
-        command = TypedCommand("predict", "llama3-70b", {**options, "dtype": "fp8", "tp": 8})
+        options = {
+            "gpu": "mi300x",
+            "phase": "generate",
+            "batch": batch,
+            "seq": 128,
+            "tokens": 2048,
+        }
+        command = TypedCommand(
+            "predict",
+            "llama3-70b",
+            {
+                **options,
+                "dtype": "fp8",
+                "tp": 8,
+            },
+        )
         rows.append(
             JudgedRow(
                 AMD, f"batch {batch}", command, {"latency": seconds}, {"latency": "latency_s"}
@@ -69,11 +108,17 @@ def _name_run(run: PublishedRun) -> str:
 
 def _list_figures(run: PublishedRun) -> dict[str, float]:
     assert run.power_w is not None, "published runs have a power"
-    return {"latency": run.latency_s, "power": run.power_w, "energy": run.energy_j}
+    return {
+        "latency": run.latency_s,
+        "power": run.power_w,
+        "energy": run.energy_j,
+    }
 
 
 def list_errors(
-    rows: Sequence[JudgedRow], predicted: Sequence[dict[str, float]], quantity: str
+    rows: Sequence[JudgedRow],
+    predicted: Sequence[dict[str, float]],
+    quantity: str,
 ) -> list[float]:
     """Return the absolute error of each row in percent."""
     pairs = zip(rows, predicted, strict=True)

@@ -32,7 +32,12 @@ class PollingWindow:
     beyond_s: float
     power_w: float
 
-    def remove(self, latency_s: float, power_w: float, iterations: int) -> tuple[float, float]:
+    def remove(
+        self,
+        latency_s: float,
+        power_w: float,
+        iterations: int,
+    ) -> tuple[float, float]:
         """Return time and power of the iterations alone, from time and power of the whole window
         over them.
         """
@@ -85,7 +90,11 @@ class PublishedRun(MeasuredModel):
         return self.power_w * self.latency_s
 
 
-def parse_run(line: dict[str, str], lists: Collection[str], gpu: str) -> PublishedRun:
+def parse_run(
+    line: dict[str, str],
+    lists: Collection[str],
+    gpu: str,
+) -> PublishedRun:
     """Parse a row of a GPU; ``lists`` are names of the runs that the artifact has operators of."""
     measured = parse_published_run(line)
     match = PUBLISHED_NAME.fullmatch(line["workload"])
@@ -124,7 +133,12 @@ def _lists(folder: Path) -> set[str]:
 
 # Near-idle power and times far too short (README of the reference data).
 _CORRUPT = {"a10": (("opt-1.3b", 8, 2048), ("qwen2-1.5b", 4, 4096))}
-_OTHERS = {"a100_sxm": "a100-sxm-80gb", "h100": "h100-sxm", "l40s": "l40s", "a10": "a10"}
+_OTHERS = {
+    "a100_sxm": "a100-sxm-80gb",
+    "h100": "h100-sxm",
+    "l40s": "l40s",
+    "a10": "a10",
+}
 
 
 def read_other_gpus(

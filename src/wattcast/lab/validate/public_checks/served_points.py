@@ -28,7 +28,12 @@ from pathlib import Path
 
 import numpy as np
 
-from wattcast.calibrate.scoring import LedgerRow, Tell, make_absent_row, make_ledger_row
+from wattcast.calibrate.scoring import (
+    LedgerRow,
+    Tell,
+    make_absent_row,
+    make_ledger_row,
+)
 from wattcast.calibrate.table_rows import system_name
 from wattcast.core.errors import WattcastError
 from wattcast.predictor.bundle.calibrated import USUAL_ENGINE
@@ -218,7 +223,9 @@ def _ask_safely(point: ServedPoint) -> _Answer:
 
 
 def served_point_rows(
-    reference: Path | None, tell: Tell, most: int = _MOST_POINTS
+    reference: Path | None,
+    tell: Tell,
+    most: int = _MOST_POINTS,
 ) -> list[LedgerRow]:
     """Return median errors by engine and card."""
     if reference is None or not (reference / TABLE).is_file():
@@ -260,7 +267,12 @@ def main() -> None:
     """Print every point that is asked, and the table by engine and card."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--reference", type=Path, required=True)
-    parser.add_argument("--most", type=int, default=_MOST_POINTS, help="points of a group")
+    parser.add_argument(
+        "--most",
+        type=int,
+        default=_MOST_POINTS,
+        help="points of a group",
+    )
     parser.add_argument("--gpu", help="those of one card alone")
     options = parser.parse_args()
     points, left_out = read_points(options.reference)

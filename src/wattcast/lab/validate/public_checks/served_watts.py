@@ -15,7 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
-from wattcast.calibrate.scoring import LedgerRow, Tell, make_absent_row, make_ledger_row
+from wattcast.calibrate.scoring import (
+    LedgerRow,
+    Tell,
+    make_absent_row,
+    make_ledger_row,
+)
 from wattcast.hardware import load_gpu
 from wattcast.lab.fit.served_rows import (
     GPU,
@@ -25,7 +30,11 @@ from wattcast.lab.fit.served_rows import (
     select_half,
 )
 from wattcast.lab.fit.served_steps import ask_row
-from wattcast.predictor.bundle import Bundle, bundle_for, forecast_bundle
+from wattcast.predictor.bundle import (
+    Bundle,
+    bundle_for,
+    forecast_bundle,
+)
 
 WHERE = "ML.ENERGY served models, B200"
 # quantity of the ledger -> field of a row and of what is asked
@@ -53,7 +62,11 @@ def served_rows(reference: Path | None, tell: Tell) -> list[LedgerRow]:
     return found
 
 
-def _judge(where: str, rows: Sequence[ServedRow], bundle: Bundle | None) -> list[LedgerRow]:
+def _judge(
+    where: str,
+    rows: Sequence[ServedRow],
+    bundle: Bundle | None,
+) -> list[LedgerRow]:
     asked = [ask_row(row, bundle) for row in rows]
     found = []
     for quantity, name in _QUANTITIES.items():

@@ -22,7 +22,11 @@ from wattcast.lab.gpuwattch.component_fit import (
     fit_components,
     read_measured_kernels,
 )
-from wattcast.lab.gpuwattch.trace_reading import SimulatorDialect, TraceFile, open_trace
+from wattcast.lab.gpuwattch.trace_reading import (
+    SimulatorDialect,
+    TraceFile,
+    open_trace,
+)
 from wattcast.lab.gpuwattch.trace_request import TraceRequest, make_power_trace
 
 SIMULATOR_RUNS = {  # run -> dialect, architecture file and energy table
@@ -64,7 +68,12 @@ def compare_simulator_runs(reference: Path) -> list[SimulatorRunError]:
                 dialect,
             )
             kernels = folder / "power_report.log" if reported else None
-            request = TraceRequest(*files, kernels=kernels, parquet=False, figure=False)
+            request = TraceRequest(
+                *files,
+                kernels=kernels,
+                parquet=False,
+                figure=False,
+            )
             result = make_power_trace(request)[1]
             truth = open_power_trace(folder / "power_trace.log.gz")
             ours = open_power_trace(Path(out) / "power_trace.log.gz")
@@ -102,7 +111,11 @@ def published_model_errors(path: Path) -> list[dict[str, float | str | int]]:
             np.array([float(row[c]) for row in mine]) for c in ("sim_total_W", "hw_total_W")
         )
         errors.append(
-            {"config": config, "n": len(mine), "mape": mean_percent_error(ours, true) or 0.0}
+            {
+                "config": config,
+                "n": len(mine),
+                "mape": mean_percent_error(ours, true) or 0.0,
+            }
         )
     return errors
 

@@ -12,7 +12,11 @@ import csv
 import inspect
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import (
+    dataclass,
+    fields,
+    replace,
+)
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +24,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from wattcast.calibrate.scoring import LedgerRow, Tell, make_absent_row, make_ledger_row
+from wattcast.calibrate.scoring import (
+    LedgerRow,
+    Tell,
+    make_absent_row,
+    make_ledger_row,
+)
 from wattcast.core import files
 from wattcast.core.errors import WattcastError
 from wattcast.core.strict_files import decode_yaml
@@ -32,7 +41,11 @@ from wattcast.lab.validate.typed_commands import (
 )
 from wattcast.training.train_job import TrainingResult, train
 from wattcast.training.training_coefficients import TRAINING
-from wattcast.workload.model_catalogue import ModelSpec, load_model, make_model
+from wattcast.workload.model_catalogue import (
+    ModelSpec,
+    load_model,
+    make_model,
+)
 
 CHOSEN_WITH = (
     "llmfoundry",
@@ -255,7 +268,13 @@ def _find_model(row: dict[str, str]) -> tuple[str, dict[str, bytes]]:
         layers = int(sizes["layers"][1])
         heads = int(sizes["heads"][1]) if sizes["heads"] else max(hidden // 128, 1)
         vocab = int(sizes["vocabulary"][1]) if sizes["vocabulary"] else 51200
-        dims = {"kind": "gpt", "layers": layers, "hidden": hidden, "heads": heads, "vocab": vocab}
+        dims = {
+            "kind": "gpt",
+            "layers": layers,
+            "hidden": hidden,
+            "heads": heads,
+            "vocab": vocab,
+        }
         return _write_sizes(_make(f"{name}-{layers}x{hidden}", dims))
     return load_model(name).name, {}
 
@@ -264,7 +283,11 @@ def _write_sizes(spec: ModelSpec) -> tuple[str, dict[str, bytes]]:
     """Return a file of a model's sizes, as `predict` and `train` read it."""
     file = make_file_name(spec.name, "json")
     dims = {item.name: getattr(spec.dims, item.name) for item in fields(spec.dims)}
-    plain = {"name": spec.name, "architecture": spec.architecture, "dims": dims}
+    plain = {
+        "name": spec.name,
+        "architecture": spec.architecture,
+        "dims": dims,
+    }
     return file, {file: msgspec.json.format(msgspec.json.encode(plain), indent=1)}
 
 
@@ -297,7 +320,17 @@ def _make(name: str, dimensions: dict[str, Any]) -> ModelSpec:
             "rotary_share": 0.0, **sizes,
         }  # fmt: skip
         return make_model(name, name, "decoder", {**sizes, "max_positions": 1 << 20}, source)
-    return make_model(name, name, "gpt", {**sizes, "style": "opt", "activation": "gelu"}, source)
+    return make_model(
+        name,
+        name,
+        "gpt",
+        {
+            **sizes,
+            "style": "opt",
+            "activation": "gelu",
+        },
+        source,
+    )
 
 
 def _recompute(row: dict[str, str]) -> str | None:
@@ -324,7 +357,11 @@ def _is_newest(row: dict[str, str]) -> bool:
     return re.search(r"NeMo container 26\.(06|08)", row["notes"]) is not None
 
 
-def _expert_kernels(row: dict[str, str], newest: bool, graphs: bool) -> str:
+def _expert_kernels(
+    row: dict[str, str],
+    newest: bool,
+    graphs: bool,
+) -> str:
     """Return how a run's experts are multiplied.
 
     ``cutedsl_fused_grouped_mlp`` came with 26.06; Megatron's TEGroupedMLP says that it is for
@@ -357,7 +394,11 @@ def _sends_copies(row: dict[str, str]) -> bool:
     )
 
 
-_FORMATS = {"fp8": "fp8", "float8": "fp8", "nvfp4": "nvfp4"}  # of two that a row names, the wider
+_FORMATS = {
+    "fp8": "fp8",
+    "float8": "fp8",
+    "nvfp4": "nvfp4",
+}  # of two that a row names, the wider
 
 
 def _recipe(row: dict[str, str]) -> dict[str, Any]:

@@ -17,7 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from wattcast.calibrate.scoring import LedgerRow, make_ledger_row, mean_percent_error
+from wattcast.calibrate.scoring import (
+    LedgerRow,
+    make_ledger_row,
+    mean_percent_error,
+)
 from wattcast.core.arrays import Array
 from wattcast.lab.validate.public_checks.published_commands import AS_BUILT, ask_by_name
 from wattcast.lab.validate.public_checks.published_runs import (
@@ -72,7 +76,9 @@ def _list_sets(folder: Path) -> dict[tuple[str, str], list[PublishedRun]]:
 
 
 def _judge_runs(
-    where: str, runs: Sequence[PublishedRun], predictions: Sequence[Prediction]
+    where: str,
+    runs: Sequence[PublishedRun],
+    predictions: Sequence[Prediction],
 ) -> list[LedgerRow]:
     ledger_rows = []
     for quantity, name, published in (
@@ -138,21 +144,38 @@ def _ask_speed(row: dict[str, str]) -> JudgedRow:
     """
     model, seq = _TASKS[row["task"]]
     batch = int(row["batch"])
-    options: dict[str, Any] = {"gpu": row["gpu"], "batch": batch, "dtype": row["precision"]}
+    options: dict[str, Any] = {
+        "gpu": row["gpu"],
+        "batch": batch,
+        "dtype": row["precision"],
+    }
     if row["precision"] == "fp16":
         options |= {"update": "masters"}
     elif seq is not None:
         options |= {"update": "separate"}
     if seq is not None:
-        options |= {"seq": seq, "attention": "eager", "head": "none"}
-    options |= {"phase": "train", "stack": "eager", "force": True}
+        options |= {
+            "seq": seq,
+            "attention": "eager",
+            "head": "none",
+        }
+    options |= {
+        "phase": "train",
+        "stack": "eager",
+        "force": True,
+    }
     name = f"{row['task']} {row['precision']} on {row['gpu']}"
     measured = {"latency": batch / float(row["items_per_s"])}
     command = TypedCommand("predict", model, options)
     return JudgedRow(SPEED, name, command, measured, {"latency": "latency_s"})
 
 
-def _judge_speed(name: str, predicted_s: Array, true_s: Array, long: bool) -> LedgerRow:
+def _judge_speed(
+    name: str,
+    predicted_s: Array,
+    true_s: Array,
+    long: bool,
+) -> LedgerRow:
     return make_ledger_row(
         SPEED,
         f"latency, {name}",
