@@ -342,7 +342,6 @@ def train(
         return ResultList(train(model, kind, **options) for kind in gpu)
     chosen = TRAIN.parse(options)
     order = chosen[TrainingJob]
-    recipe = chosen[TrainingRecipe]
     losses = chosen[JobLosses]
     prices = read_prices(chosen[PriceOptions])
     spec = model if isinstance(model, ModelSpec) else find_model(model) or load_model(model)
@@ -352,15 +351,37 @@ def train(
         do = "Add --price 2.50/h or --electricity."
         raise bad_value("minimise", "a price for cost", "none", do)
 
-    # every way to share the job that is worth timing, and the best of them
-    list_ways = _make_lister(job, order, chosen[GpuSharing])
-    force = chosen[SettingOptions].force
-    candidates = _evaluate_strategies(job, list_ways(order.gpus), force)
-    if not any(candidate.step for candidate in candidates):
-        raise _explain_misfit(job, order.gpus, candidates, list_ways)
-
     score = _make_score(order.minimise, job.gpu.name, losses.host_share, prices)
-    candidates.sort(key=score)
+    candidates = _rank_strategies(job, chosen, score)
+    reason = _say_why(candidates, order.minimise, score)
+    return _describe_job(job, chosen, candidates, reason, prices, failure_share)
+
+
+def _rank_strategies(
+    job: JobSetting,
+    chosen: ParsedOptions,
+    score: Callable[[Candidate], float],
+) -> list[Candidate]:
+    """Return the ways to share a job, the best first; raise an error if none fits."""
+    gpus = chosen[TrainingJob].gpus
+    list_ways = _make_lister(job, chosen[TrainingJob], chosen[GpuSharing])
+    candidates = _evaluate_strategies(job, list_ways(gpus), chosen[SettingOptions].force)
+    if not any(candidate.step for candidate in candidates):
+        raise _explain_misfit(job, gpus, candidates, list_ways)
+    return sorted(candidates, key=score)
+
+
+def _describe_job(
+    job: JobSetting,
+    chosen: ParsedOptions,
+    candidates: Sequence[Candidate],
+    reason: str,
+    prices: Prices,
+    failure_share: float,
+) -> TrainingResult:
+    """Return the result of a job that runs in the first of these ways."""
+    order = chosen[TrainingJob]
+    losses = chosen[JobLosses]
     best = candidates[0]
     strategy = best.strategy
     cost = best.cost
@@ -373,22 +394,22 @@ def train(
     steps = _count_steps(order.tokens, strategy.global_batch * job.length, *shares)
     checkpoints = _count_checkpoints(steps, losses.checkpoint_every)
     clock_place = int(np.argmin(np.abs(swept.latency_s - best.step.latency_s)))
-    stages = step_time.cost_stages(cost, recipe, strategy, job.links)
+    stages = step_time.cost_stages(cost, job.recipe, strategy, job.links)
     is_free_batch = order.global_batch is None
     return TrainingResult(
-        model=spec.name,
+        model=job.model.name,
         gpu=job.gpu.name,
         gpus=order.gpus,
         seq=job.length,
         tokens=order.tokens,
-        recipe=recipe,
+        recipe=job.recipe,
         strategy=strategy,
         memory=best.memory,
         capacity_byte=job.usable_byte,
         step=best.step,
         relative_interval=relative_interval(cost, best.step, order.gpus, job.node_gpus),
         flop_per_token=cost.work.flop_per_token,
-        peak_flop_per_s=_peak_flop_per_s(job.gpu, recipe),
+        peak_flop_per_s=_peak_flop_per_s(job.gpu, job.recipe),
         padding=losses.padding,
         pause_share=losses.pause_share,
         failure_share=failure_share,
@@ -399,7 +420,7 @@ def train(
         curve=_trade_curve(job, swept, order.gpus, steps, checkpoints * losses.checkpoint_time_s),
         slack_kwh=_slack_kwh(stages, clock_place, job.waiting_w, strategy, steps),
         candidates=tuple(candidates),
-        reason=_say_why(candidates, order.minimise, score),
+        reason=reason,
         assumptions=_list_assumptions(job, best, order.gpus, is_free_batch, losses.host_share),
     )
 
@@ -440,8 +461,8 @@ def _set_up_job(
         bundle = replace(bundle, launch=replace(bundle.launch, host_s_per_operator=0.0))
     tensor_formats = chip.pipes.tensor_flop_per_cycle or {}
     if recipe.product_dtype is Dtype.FP4 and Dtype.FP4 not in tensor_formats:
-        wanted = f"a format the {chip.name} multiplies, such as fp8 or bf16"
-        raise bad_value("dtype", wanted, f"{recipe.precision} (fp4)")
+        expected = f"a format the {chip.name} multiplies, such as fp8 or bf16"
+        raise bad_value("dtype", expected, f"{recipe.precision} (fp4)")
     if spec.kind is ModelKind.VISION:
         do = "Use predict --phase train for pictures."
         raise bad_value("model", "a language model or an encoder", spec.name, do)
@@ -470,8 +491,8 @@ def _share_of_failures(gpus: int, losses: JobLosses) -> float:
     share = per_day * losses.lost_minutes / (24 * 60)
     if share >= 1.0:
         every = units.show(86400.0 / per_day, "s", 3)
-        wanted = f"fewer than one in {losses.lost_minutes:g} min, which each loses"
-        raise bad_value("failures", wanted, f"one every {every}")
+        expected = f"fewer than one in {losses.lost_minutes:g} min, which each loses"
+        raise bad_value("failures", expected, f"one every {every}")
     return share
 
 
@@ -510,25 +531,24 @@ def _make_lister(
         recompute = [sharing.recompute]
     else:
         recompute = [way for way in Recompute if sharing.offload or way is not Recompute.OFFLOAD]
-    fixed = TrainingStrategy(
-        cp=sharing.cp,
-        ep=sharing.ep,
-        interleave=sharing.interleave,
-        sequence_parallel=sharing.sequence_parallel,
-    )
-    return partial(
-        training_strategy.list_strategies,
+    space = training_strategy.StrategySpace(
         dims=job.model.dims,
         node_gpus=job.node_gpus,
-        given=fixed,
+        fixed=TrainingStrategy(
+            cp=sharing.cp,
+            ep=sharing.ep,
+            interleave=sharing.interleave,
+            sequence_parallel=sharing.sequence_parallel,
+        ),
         batch=order.global_batch or max(STEP_TOKENS // job.length, 1),
-        free_batch=order.global_batch is None,
+        batch_may_grow=order.global_batch is None,
         recompute=recompute,
         micro_batch=sharing.micro_batch,
         tp=sharing.tp,
         pp=sharing.pp,
         sharding=sharing.sharding,
     )
+    return partial(training_strategy.list_strategies, space=space)
 
 
 def _evaluate_strategies(

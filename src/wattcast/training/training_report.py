@@ -180,13 +180,24 @@ def _write_title(result: TrainingResult) -> str:
 
 def _list_answers(result: TrainingResult, summary: dict[str, Any]) -> list[AnswerLine]:
     """Return what people ask of a job, with its spread: hours, kWh, watts, money, speed, memory."""
-    ends_h = np.array(result.hours_interval)
-    hours, hours_span = span_numbers(result.hours, ends_h)
-    digits = count_digits(result.hours, *ends_h)
+    digits = count_digits(result.hours, *result.hours_interval)
+    return [
+        *_describe_whole_job(result, summary, digits),
+        *_describe_step(result, summary, digits),
+        AnswerLine("shared", str(result.strategy), result.reason),
+        _describe_memory(result, summary),
+    ]
+
+
+def _describe_whole_job(
+    result: TrainingResult,
+    summary: dict[str, Any],
+    digits: int,
+) -> list[AnswerLine]:
+    """Return the lines about the time, the energy, the power and the cost of the whole job."""
     show = partial(units.show, digits=digits)
     number = partial(round_number, digits=digits)
-
-    # the whole job
+    hours, hours_span = span_numbers(result.hours, np.array(result.hours_interval))
     gpu_hours = f"{number(result.gpu_hours)} GPU hours"
     pue = "" if result.prices.pue == 1.0 else f" and a PUE of {result.prices.pue:g}"
     with_hosts = f"{number(result.site_energy_kwh)} kWh with hosts{pue}"
@@ -207,21 +218,29 @@ def _list_answers(result: TrainingResult, summary: dict[str, Any]) -> list[Answe
         lines.append(AnswerLine("cost", f"{number(result.cost)} {result.prices.currency}"))
     if result.carbon_kg is not None:
         lines.append(AnswerLine("carbon", f"{number(result.carbon_kg)} kg CO2e"))
+    return lines
 
-    # one step
-    speed_of_gpu = f"{number(result.tokens_per_s / result.gpus)} a GPU"
-    speed = f"{speed_of_gpu}; {result.mfu:.0%} of the peak (MFU)"
+
+def _describe_step(
+    result: TrainingResult,
+    summary: dict[str, Any],
+    digits: int,
+) -> list[AnswerLine]:
+    """Return the lines about the speed and about the parts of one step."""
+    speed = round_number(result.tokens_per_s, digits=digits)
+    speed_of_gpu = round_number(result.tokens_per_s / result.gpus, digits=digits)
     parts = []
     for name, length_s in summary["step_parts_s"].items():
         if length_s > 0.0:
             parts.append(f"{name} {length_s / result.step_s:.0%}")
     step = f"of {result.step_tokens:,} tokens: {', '.join(parts)}"
     return [
-        *lines,
-        AnswerLine("speed", f"{number(result.tokens_per_s)} tokens/s", speed),
-        AnswerLine("step", show(result.step_s, "s"), step),
-        AnswerLine("shared", str(result.strategy), result.reason),
-        _describe_memory(result, summary),
+        AnswerLine(
+            "speed",
+            f"{speed} tokens/s",
+            f"{speed_of_gpu} a GPU; {result.mfu:.0%} of the peak (MFU)",
+        ),
+        AnswerLine("step", units.show(result.step_s, "s", digits=digits), step),
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -61,74 +62,128 @@ class TrainingStrategy:
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 
 
-def list_strategies(
-    gpus: int,
-    dims: Any,
-    node_gpus: int,
-    given: TrainingStrategy,
-    batch: int,
-    free_batch: bool,
-    recompute: Sequence[Recompute],
-    micro_batch: int | None = None,
-    tp: int | None = None,
-    pp: int | None = None,
-    sharding: Sharding | None = None,
-) -> list[TrainingStrategy]:
-    """List every way in which ``gpus`` GPUs, ``node_gpus`` to a node, can share a model of these
-    dimensions.
+@dataclass(frozen=True)
+class StrategySpace:
+    """Everything a job may choose its strategy from; None leaves a choice open."""
 
-    ``given`` holds what is never chosen. Of the rest, what is None is open. A ``free_batch`` was
-    not given: it may grow to what GPUs can share."""
-    heads = getattr(dims, "heads", 1)
-    kv_heads = getattr(dims, "kv_heads", heads)
-    layers = getattr(dims, "layers", 1)
-    if (pp or 1) > layers:
-        raise bad_value("pp", f"at most the model's {layers} layers", pp)
-    if given.interleave > 1 and (pp or 1) == 1:
-        raise bad_value("interleave", "1 without pipeline stages", given.interleave, "Add --pp 4.")
-    tensor_widths = [tp] if tp else _list_tensor_widths(min(gpus, node_gpus), heads)
-    stage_counts = [pp] if pp else _list_stage_counts(layers, gpus > node_gpus)
+    dims: Any  # of the model
+    node_gpus: int
+    fixed: TrainingStrategy  # cp, ep, interleave and sequence parallelism, which are never chosen
+    batch: int  # sequences of a step
+    batch_may_grow: bool  # nobody set the batch: it may grow to what the GPUs share evenly
+    recompute: Sequence[Recompute]
+    micro_batch: int | None = None
+    tp: int | None = None
+    pp: int | None = None
+    sharding: Sharding | None = None
+
+    @property
+    def heads(self) -> int:
+        """Attention heads of the model."""
+        return int(getattr(self.dims, "heads", 1))
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values."""
+        return int(getattr(self.dims, "kv_heads", self.heads))
+
+    @property
+    def layers(self) -> int:
+        """Layers of the model."""
+        return int(getattr(self.dims, "layers", 1))
+
+
+def list_strategies(gpus: int, space: StrategySpace) -> list[TrainingStrategy]:
+    """List every way in which ``gpus`` GPUs can share the model and its batch."""
+    _check_stages(space)
+    tensor_widths = [space.tp] if space.tp else _list_tensor_widths(gpus, space)
+    stage_counts = [space.pp] if space.pp else _list_stage_counts(gpus, space)
+
     strategies: list[TrainingStrategy] = []
     for width, stages in product(tensor_widths, stage_counts):
-        if heads % width or (kv_heads % width and width % kv_heads):
-            raise bad_value("tp", f"a divisor of heads={heads}", width)
-        replicas, unused = divmod(gpus, width * stages * given.cp)
-        if unused:
-            continue
-        shared = replace(
-            given,
-            dp=replicas,
-            tp=width,
-            pp=stages,
-        )
-        sequences = max(-(-batch // replicas), 1) * replicas if free_batch else batch
-        shardings = [sharding] if sharding else _list_shardings(shared)
-        sizes = [micro_batch] if micro_batch else list(MICRO_BATCHES)
-        even_sizes = [size for size in sizes if sequences % (replicas * size) == 0]
-        for zero, again, size in product(shardings, recompute, even_sizes):
-            steps = sequences // (replicas * size)
-            way = replace(shared, sharding=zero, recompute=again)
-            strategies.append(replace(way, micro_batch=size, accumulation=steps))
-    group = (tp or 1) * (pp or 1) * given.cp
+        _check_tensor_width(width, space)
+        replicas, unused = divmod(gpus, width * stages * space.fixed.cp)
+        if not unused:
+            layout = replace(
+                space.fixed,
+                dp=replicas,
+                tp=width,
+                pp=stages,
+            )
+            strategies += _list_ways_of_layout(layout, space)
+
+    group = (space.tp or 1) * (space.pp or 1) * space.fixed.cp
     if gpus % group:
         raise bad_value("gpus", f"a multiple of tp x pp x cp = {group}", gpus)
     if not strategies:
-        wanted = f"sequences that {gpus} GPUs can share evenly with these options"
+        expected = f"sequences that {gpus} GPUs can share evenly with these options"
         do = "--micro-batch, --tp or --pp"
-        raise bad_value("global_batch", wanted, batch, f"Change --global-batch, {do}.")
+        raise bad_value("global_batch", expected, space.batch, f"Change --global-batch, {do}.")
     return strategies
 
 
-def _list_tensor_widths(most: int, heads: int) -> list[int]:
+def _check_stages(space: StrategySpace) -> None:
+    """Raise an error if the model has too few layers, or too few stages to interleave."""
+    stages = space.pp or 1
+    if stages > space.layers:
+        raise bad_value("pp", f"at most the model's {space.layers} layers", space.pp)
+    interleave = space.fixed.interleave
+    if interleave > 1 and stages == 1:
+        raise bad_value("interleave", "1 without pipeline stages", interleave, "Add --pp 4.")
+
+
+def _check_tensor_width(width: int, space: StrategySpace) -> None:
+    """Raise an error if so many GPUs cannot share the heads of a layer evenly.
+
+    Heads of keys and values are split evenly too, or copied evenly where they are fewer.
+    """
+    splits_kv_heads = space.kv_heads % width == 0
+    copies_kv_heads = width % space.kv_heads == 0
+    if space.heads % width or not (splits_kv_heads or copies_kv_heads):
+        raise bad_value("tp", f"a divisor of heads={space.heads}", width)
+
+
+def _list_ways_of_layout(
+    layout: TrainingStrategy,
+    space: StrategySpace,
+) -> list[TrainingStrategy]:
+    """List the strategies that lay replicas and stages out alike.
+
+    They differ in sharding, in recomputation and in the micro-batch, which shares the batch evenly.
+    """
+    sequences = space.batch
+    if space.batch_may_grow:
+        sequences_a_replica = max(math.ceil(space.batch / layout.dp), 1)
+        sequences = sequences_a_replica * layout.dp
+    shardings = [space.sharding] if space.sharding else _list_shardings(layout)
+    micro_batches = [space.micro_batch] if space.micro_batch else MICRO_BATCHES
+
+    ways = []
+    for sharding, recompute, micro_batch in product(shardings, space.recompute, micro_batches):
+        accumulation, uneven = divmod(sequences, layout.dp * micro_batch)
+        if not uneven:
+            way = replace(
+                layout,
+                sharding=sharding,
+                recompute=recompute,
+                micro_batch=micro_batch,
+                accumulation=accumulation,
+            )
+            ways.append(way)
+    return ways
+
+
+def _list_tensor_widths(gpus: int, space: StrategySpace) -> list[int]:
     """List how many GPUs of a node may share each layer: as many as share its heads evenly."""
-    return [width for width in (1, 2, 4, 8) if width <= most and heads % width == 0]
+    most = min(gpus, space.node_gpus)
+    return [width for width in (1, 2, 4, 8) if width <= most and space.heads % width == 0]
 
 
-def _list_stage_counts(layers: int, has_nodes: bool) -> list[int]:
+def _list_stage_counts(gpus: int, space: StrategySpace) -> list[int]:
     """List how many pipeline stages a job may have: one, and more only across nodes."""
-    if not has_nodes:
+    if gpus <= space.node_gpus:
         return [1]
-    return [stages for stages in (1, 2, 4, 8, 16) if stages <= layers]
+    return [stages for stages in (1, 2, 4, 8, 16) if stages <= space.layers]
 
 
 def _list_shardings(strategy: TrainingStrategy) -> list[Sharding]:
