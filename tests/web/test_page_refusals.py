@@ -176,6 +176,7 @@ def test_the_first_kind_comes_in_seven_seconds(open_page) -> None:
         until(page, "document.querySelector('#plan-chart .pick') !== null")
         times_s.append(time.monotonic() - began_s)
         page.locator("#stop").click()
+    print(f"first of five kinds: {min(times_s):.1f} s")
     assert min(times_s) < 7.0, times_s
 
 
