@@ -42,15 +42,18 @@ from wattcast.workload.readers import from_json
 # Flags that make a row unfit: the campaign saw the figures move while it measured.
 UNFIT_FLAGS = ("unsettled", "clock_low", "clock_drift", "period_beats_with_sensor")
 ROW_NUMBERS = (
-    *("latency_s", "power_w", "sm_clock_hz", "effective_clock_hz", "memory_power_w", "on_power_w"),
-    *(
-        "settled_power_w",
-        "settled_clock_hz",
-        "temperature_c",
-        "duty",
-        "idle_power_w",
-        "power_limit_w",
-    ),
+    "latency_s",
+    "power_w",
+    "sm_clock_hz",
+    "effective_clock_hz",
+    "memory_power_w",
+    "on_power_w",
+    "settled_power_w",
+    "settled_clock_hz",
+    "temperature_c",
+    "duty",
+    "idle_power_w",
+    "power_limit_w",
 )
 
 
@@ -113,34 +116,45 @@ class KernelRows:
 
 def load_kernel_rows(database: str | Path) -> KernelRows:
     """Load every row with an operator and a figure; idle rows come from ``load_idle_rows``."""
-    every_row = read_plain_rows(database)
-    plain = [row for row in every_row if row.get("kind") != "idle" and not row.get("error")]
+    plain = [row for row in read_plain_rows(database) if _is_measured_operator(row)]
     if not plain:
         raise BadInput(f"{database}: no measured rows. Pack a campaign with `wattcast lab pack`.")
-    uuid = tuple(str(row.get("card_uuid") or "") for row in plain)
+    entries = [row["operator"] for row in plain]
+    uuid = _read_text_column(plain, "card_uuid")
     numbers = {name: _read_number_column(plain, name) for name in ROW_NUMBERS}
     numbers[CARD] = np.array([number_card(name) for name in uuid])
-    held_out = np.array([bool(_read_detail(row).get("held_out")) for row in plain])
-    unfit = set(UNFIT_FLAGS)
-    card_words = [plain[0].get(name) for name in ("card_name", "driver")]
     return KernelRows(
         kind=tuple(row["kind"] for row in plain),
-        ops=parse_operators([row["operator"] for row in plain], str(database)),
-        conditions=tuple(read_condition(row) for row in plain),
-        data=tuple(row.get("data") or "random" for row in plain),
-        spec=tuple(row.get("spec") or _read_detail(row).get("spec", "") for row in plain),
+        ops=parse_operators(entries, str(database)),
+        conditions=tuple(map(read_condition, plain)),
+        data=_read_text_column(plain, "data", "random"),
+        spec=tuple(map(_read_spec, plain)),
         repeat=np.array([int(row.get("repeat") or 0) for row in plain]),
-        names=tuple(tuple(row.get("kernel_names") or ()) for row in plain),
-        blocks=tuple(_count_blocks(row) for row in plain),
+        names=tuple(map(_read_kernel_names, plain)),
+        blocks=tuple(map(_count_blocks, plain)),
         uuid=uuid,
-        run=tuple(str(row.get("run") or "") for row in plain),
-        chosen=tuple(str(row.get("chosen") or PLANNED) for row in plain),
+        run=_read_text_column(plain, "run"),
+        chosen=_read_text_column(plain, "chosen", PLANNED),
         number=numbers,
-        fit=np.array([unfit.isdisjoint(row.get("flags") or ()) for row in plain], dtype=bool),
+        fit=np.array(list(map(_is_fit, plain)), dtype=bool),
         source=Path(str(database)).name,
-        card=" ".join(str(word) for word in card_words if word),
-        held_out=held_out if held_out.any() else None,
+        card=_describe_card(plain[0]),
+        held_out=_find_held_out(plain),
     )
+
+
+def _is_measured_operator(row: Plain) -> bool:
+    """Whether a row has an operator and a figure: it is not idle and did not fail."""
+    return row.get("kind") != "idle" and not row.get("error")
+
+
+def _read_text_column(
+    plain: Sequence[Plain],
+    name: str,
+    default: str = "",
+) -> tuple[str, ...]:
+    """Return a column of words; the default where a row has none."""
+    return tuple(str(row.get(name) or default) for row in plain)
 
 
 def _read_number_column(plain: Sequence[Plain], name: str) -> Array:
@@ -157,13 +171,43 @@ def _read_detail(row: Plain) -> Plain:
     return row.get("detail") or {}
 
 
+def _read_spec(row: Plain) -> str:
+    """Return the name of what was measured; older rows keep it in their detail."""
+    spec: str = row.get("spec") or _read_detail(row).get("spec", "")
+    return spec
+
+
+def _read_kernel_names(row: Plain) -> tuple[str, ...]:
+    """Return the names of the kernels that a row ran."""
+    return tuple(row.get("kernel_names") or ())
+
+
 def _count_blocks(row: Plain) -> tuple[int, ...]:
     """Return the blocks of each kernel that a row ran."""
     return tuple(math.prod(grid) for grid in row.get("kernel_grids") or ())
 
 
-PLANNED = "plan"  # why a row was measured: at random
-# alone: picked for it, or repeats of a kernel on another card
+def _is_fit(row: Plain) -> bool:
+    """Whether the campaign raised no flag that makes the figures of a row unfit."""
+    flags = row.get("flags") or ()
+    return not any(flag in UNFIT_FLAGS for flag in flags)
+
+
+def _find_held_out(plain: Sequence[Plain]) -> Mask | None:
+    """Return the mask of rows that must never be fitted to; None where the database names none."""
+    held_out = np.array([bool(_read_detail(row).get("held_out")) for row in plain])
+    return held_out if held_out.any() else None
+
+
+def _describe_card(row: Plain) -> str:
+    """Return the name of the card and its driver, as far as a row names them."""
+    words = [row.get("card_name"), row.get("driver")]
+    return " ".join(str(word) for word in words if word)
+
+
+PLANNED = "plan"  # why a row was measured: drawn at random
+# why rows were measured that are learned from and not judged by: they were picked to teach, or
+# repeat a kernel on another card
 TO_LEARN_FROM = ("learning", "common")
 CARD = "card"  # column: a number that stands for the card of a row, the same in every database
 
@@ -188,31 +232,31 @@ def read_condition(row: Plain) -> RunCondition:
 def load_idle_rows(database: str | Path) -> list[tuple[float, float, float]]:
     """Load clock (Hz), power (W) and temperature (C) of the idle rows."""
     plain = read_plain_rows(database)
-    rows = [row for row in plain if row.get("kind") == "idle" and row.get("power_w")]
-    power_w = np.array([float(row["power_w"]) for row in rows])
-    degrees = np.array([float(row["temperature_c"]) for row in rows])
-    cards = [_name_card(row) for row in rows]
-    sustained_rows = Counter(_name_card(row) for row in plain if row.get("kind") == "sustained")
-    levelled_w = _level_cards(power_w, degrees, cards, sustained_rows)
-    clock_hz = [float(row["sm_clock_hz"]) for row in rows]
-    return list(zip(clock_hz, levelled_w.tolist(), degrees.tolist(), strict=True))
-
-
-def _name_card(row: Plain) -> str:
-    return str(row.get("card_uuid") or "")
+    idle = [row for row in plain if row.get("kind") == "idle" and row.get("power_w")]
+    sustained = [row for row in plain if row.get("kind") == "sustained"]
+    power_w = np.array([float(row["power_w"]) for row in idle])
+    temperature_c = np.array([float(row["temperature_c"]) for row in idle])
+    clock_hz = [float(row["sm_clock_hz"]) for row in idle]
+    levelled_w = _level_cards(
+        power_w,
+        temperature_c,
+        _read_text_column(idle, "card_uuid"),
+        Counter(_read_text_column(sustained, "card_uuid")),
+    )
+    return list(zip(clock_hz, levelled_w.tolist(), temperature_c.tolist(), strict=True))
 
 
 def _level_cards(
     power_w: Array,
-    degrees: Array,
-    cards: list[str],
+    temperature_c: Array,
+    cards: Sequence[str],
     weight: Mapping[str, float],
 ) -> Array:
     """Level the idle power of several cards: P = level of the card + slope · T, with levels
     averaged by ``weight``.
 
-    Cards differ by some watts and were met at different temperatures, so the slope of pooled rows
-    is that of none.
+    Cards differ by some watts and were measured at different temperatures, so the slope of pooled
+    rows is that of none of them.
     """
     names = list(dict.fromkeys(cards))
     if len(names) < 2:
@@ -221,11 +265,12 @@ def _level_cards(
     is_of_card = np.eye(len(names))[number]  # (row, card)
     row_count = is_of_card.sum(axis=0)
     mean_w = (is_of_card.T @ power_w) / row_count
-    mean_c = (is_of_card.T @ degrees) / row_count
+    mean_c = (is_of_card.T @ temperature_c) / row_count
 
-    warmer = degrees - is_of_card @ mean_c
-    slope = float(warmer @ (power_w - is_of_card @ mean_w)) / max(float(warmer @ warmer), 1e-9)
-    level_w = mean_w - slope * mean_c
+    warmer_c = temperature_c - is_of_card @ mean_c
+    more_w = power_w - is_of_card @ mean_w
+    slope_w_per_c = float(warmer_c @ more_w) / max(float(warmer_c @ warmer_c), 1e-9)
+    level_w = mean_w - slope_w_per_c * mean_c
     weights = np.array([float(weight.get(name, 0)) for name in names])
     common_w = float(level_w.mean())
     if weights.sum() > 0:
@@ -246,17 +291,22 @@ def read_plain_rows(
     """
     path = Path(database)
     if path.is_dir() and not (path / table).exists():
-        latest: dict[tuple[Any, Any], Plain] = {}
-        for file in sorted(path.rglob("*.jsonl")):
-            for row in read_lines(file):
-                if row.get("record") == record:
-                    latest[row.get("id"), row.get("run")] = row
-        return list(latest.values())
+        return _read_journals(path, record)
     if path.is_dir():
         path = path / table
     elif not path.exists():
         path = database_folder(str(database)) / table
     return read_table(path)
+
+
+def _read_journals(folder: Path, record: str) -> list[Plain]:
+    """Read the records of one kind from the journals of a campaign, each as last written."""
+    latest: dict[tuple[Any, Any], Plain] = {}
+    for file in sorted(folder.rglob("*.jsonl")):
+        for row in read_lines(file):
+            if row.get("record") == record:
+                latest[row.get("id"), row.get("run")] = row
+    return list(latest.values())
 
 
 def parse_operators(entries: Sequence[Plain], where: str = "candidates") -> tuple[Operator, ...]:
@@ -276,7 +326,7 @@ def parse_operators(entries: Sequence[Plain], where: str = "candidates") -> tupl
 
 def on_random_data(rows: KernelRows) -> Mask:
     """Return the mask of rows on random data."""
-    return np.array([d == "random" for d in rows.data], dtype=bool)
+    return np.array([data == "random" for data in rows.data], dtype=bool)
 
 
 def settled_figures(rows: KernelRows) -> tuple[Array, Array, Array]:
@@ -341,16 +391,16 @@ def run_each(
     work: Iterable[tuple[Any, ...]],
     rows: int,
 ) -> Iterable[_Result]:
-    """Yield ``step(*one)`` for each of ``work``, in order, on all cores where a database has many
+    """Yield ``step(*arguments)`` for each of ``work``, in order, on all cores where a database has many
     ``rows``.
 
     >>> list(run_each(pow, [(2, 3), (3, 2)], rows=10))
     [8, 9]
     """
     if rows < PARALLEL_ROWS:
-        return (step(*one) for one in work)
+        return (step(*arguments) for arguments in work)
     joblib = importlib.import_module("joblib")  # comes with scikit-learn
-    found: Iterable[_Result] = joblib.Parallel(n_jobs=-1, return_as="generator")(
-        joblib.delayed(step)(*one) for one in work
-    )
-    return found
+    delayed_calls = (joblib.delayed(step)(*arguments) for arguments in work)
+    run_parallel = joblib.Parallel(n_jobs=-1, return_as="generator")
+    results: Iterable[_Result] = run_parallel(delayed_calls)
+    return results
