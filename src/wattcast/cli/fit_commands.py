@@ -561,11 +561,6 @@ def _print_fit(console: Console, result: CounterFit) -> None:
             f"({best.mape:.2f} % against "
             f"{every.mape:.2f} %)."
         )
-    for candidate in result.candidates[:1]:
-        console.print(
-            f"Measure next: {candidate.name} (takes away {candidate.variance:.0%} of the "
-            "costs' variance)."
-        )
     print_notes(console, (*result.warnings, *result.table.notes), "")
 
 

@@ -15,7 +15,6 @@ from wattcast.core.errors import BadInput
 from wattcast.lab.counter_models.counter_fit import CounterFitOptions, fit_counters
 from wattcast.lab.counter_models.fit_diagnostics import (
     diagnose_fit,
-    rank_next_benchmarks,
     smallest_sufficient_clocks,
     try_training_clocks,
 )
@@ -259,22 +258,6 @@ def test_few_clocks_suffice_where_many_agree() -> None:
     assert best.points < whole.points
     assert best.mape <= 1.05 * whole.mape
     assert min(subsets, key=lambda s: s.points).mape > whole.mape  # one pair shows no voltage
-
-
-def test_the_next_benchmark_stresses_what_is_least_known() -> None:
-    table = made_table(0.01)
-    rate = table.occurrence.copy()
-    rate[table.benchmark > 2, 1] = 0.0  # L2 is used by two benchmarks at the most
-    rate[table.benchmark == 1, 1] = 0.05 * table.clock_hz[table.benchmark == 1]
-    table = replace(table, occurrence=rate)
-    bench = FitWorkbench({"made": table})
-    fit = bench.fit(CounterModelKind.HYBRID, FitSettings("made", strength=0.0), everyone(table))
-    found = rank_next_benchmarks(bench, fit, everyone(table))
-    assert "l2_busy_cycle" in found[0].name
-    assert max(found, key=lambda candidate: candidate.determinant).name == "l2_busy_cycle alone"
-    assert all(
-        0.0 < candidate.variance < 1.0 and candidate.determinant > 0.0 for candidate in found
-    )
 
 
 def test_without_inner_folds_the_first_options_stand() -> None:

@@ -124,7 +124,6 @@ def test_json_holds_the_error_of_each_kind(printed: tuple[str, str]) -> None:
         "coefficients",
         "voltage",
         "training_clocks",
-        "next_benchmark",
         "warnings",
         "assumptions",
     } <= set(said)

@@ -110,10 +110,6 @@ def test_a_quarter_of_the_clocks_is_enough(quick: CounterFit) -> None:
     assert said["enough"] <= 16
 
 
-def test_the_suite_lacks_a_benchmark_of_special_functions_alone(quick: CounterFit) -> None:
-    assert quick.candidates[0].name == "SFU alone"
-
-
 def test_the_model_file_predicts_what_the_fit_predicts(
     titanx: gpmtool_files.UtilisationFile, quick: CounterFit
 ) -> None:

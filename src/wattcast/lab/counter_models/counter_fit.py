@@ -113,7 +113,6 @@ def average_measured_voltage(clock_hz: Array, voltage_v: Array) -> RailVoltage:
     return RailVoltage(clocks, np.maximum.accumulate(mean))
 
 
-MOST_BENCHMARKS_NAMED = 5
 MEMORY_SATURATIONS = (
     None,
     0.7,
@@ -154,9 +153,7 @@ class CounterFitOptions:
             "Clusters of similar work; 0: as many as predictors.", panel="How it is fitted", least=0
         ),
     ] = 0  # 0: as many as there are predictors
-    advice: Annotated[bool, Option("Say how many clocks are needed and what to measure next.")] = (
-        True  # training clocks and the next benchmark
-    )
+    advice: Annotated[bool, Option("Say how many training clocks are enough.")] = True
     offset_hz: Annotated[
         tuple[float, ...],
         Option(
@@ -238,7 +235,6 @@ class CounterFit:
     rails: tuple[RailVoltageReport, ...]
     clusters: int
     training_clocks: tuple[fit_diagnostics.ClockSubset, ...]
-    candidates: tuple[fit_diagnostics.CandidateBenchmark, ...]
     warnings: tuple[str, ...]
     tested: HeldBackRows | None = None
 
@@ -267,8 +263,8 @@ def fit_counters(
     options: CounterFitOptions | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> CounterFit:
-    """Fit every kind of model, hold out benchmarks, groups and clusters, and advise what else to
-    measure.
+    """Fit every kind of model, hold out benchmarks, groups and clusters, and say how many
+    training clocks are enough.
 
     Groups that the table names as its test, and benchmarks left out with a reason, are not trained
     on in any way."""
@@ -282,16 +278,12 @@ def fit_counters(
     count = how.clusters or min(len(table.predictors), table.benchmarks // 2)
     kinds = {model: _fit_kind(bench, model, how, count, progress) for model in how.models}
     main = kinds.get(CounterModelKind.HYBRID) or kinds[how.models[-1]]
-    everyone = np.ones(table.benchmarks, dtype=bool)
     planes = np.unique(bench.clock_hz).size * np.unique(bench.memory_clock_hz).size > 1
     wants_advice = how.advice and main.model is CounterModelKind.HYBRID
     clocks = (
         fit_diagnostics.try_training_clocks(bench, main.model, main.settings)
         if wants_advice and planes
         else []
-    )
-    candidates = (
-        fit_diagnostics.rank_next_benchmarks(bench, main.fit, everyone) if wants_advice else []
     )
     scaled = bench.tables[main.settings.variant]
     rails = _report_voltages(bench, main) if main.model is CounterModelKind.HYBRID else ()
@@ -308,9 +300,7 @@ def fit_counters(
             for model, kind in kinds.items()
         }
         tested = HeldBackRows(names, bench.table.power_w[rows], predicted_w)
-    return CounterFit(
-        scaled, kinds, rails, count, tuple(clocks), tuple(candidates), tuple(words), tested
-    )
+    return CounterFit(scaled, kinds, rails, count, tuple(clocks), tuple(words), tested)
 
 
 def _fit_kind(
@@ -475,9 +465,6 @@ def counter_fit_to_plain(result: CounterFit) -> dict[str, Any]:
         "test": list_test_rows(tested.names, tested.power_w, tested.predicted_w[main.model])
         if tested
         else [],
-        "next_benchmark": [
-            vars(candidate) for candidate in result.candidates[:MOST_BENCHMARKS_NAMED]
-        ],
         "warnings": list(result.warnings),
         "assumptions": list(table.notes),
     }

@@ -211,15 +211,6 @@ class ClockSubset:
     default_known: float | None  # with the power at the default clocks known
 
 
-@dataclass(frozen=True)
-class CandidateBenchmark:
-    """A benchmark that could be added, and the information it would bring."""
-
-    name: str
-    determinant: float  # rise of log det of the information (D-optimality)
-    variance: float  # share of the costs' summed variance that it takes away (A-optimality)
-
-
 def try_training_clocks(
     bench: FitWorkbench,
     model: rail_terms.CounterModelKind,
@@ -264,58 +255,6 @@ def smallest_sufficient_clocks(subsets: list[ClockSubset]) -> ClockSubset:
     whole = max(subsets, key=lambda subset: subset.points)
     close = [subset for subset in subsets if subset.mape <= ENOUGH_RATIO * whole.mape]
     return min(close, key=lambda subset: (subset.points, subset.mape))
-
-
-def rank_next_benchmarks(
-    bench: FitWorkbench,
-    fit: TermsFit,
-    train: Mask,
-) -> list[CandidateBenchmark]:
-    """Rank benchmarks to add by the share of the costs' variance that they would remove.
-
-    Candidates use one predictor alone fully, or two at half use each, at the reference clocks. A
-    benchmark counts once however many clocks it is run at, since its rows err together."""
-    table = bench.tables[fit.settings.variant]
-    total = fit.sum_grams(train) + (0.0 if fit.penalty is None else fit.penalty)
-    unit = np.sqrt(np.diag(total))
-    rows = float(fit.grams.count[train].sum()) / int(train.sum())
-    information = total / unit / unit[:, np.newaxis] + 1e-10 * np.eye(unit.size)
-    covariance = np.linalg.inv(information)
-    events = np.array([bool(members) for members in fit.terms.members])
-    spread = float((np.diag(covariance) / unit**2)[events].sum())
-    core_hz, memory_hz = bench.reference_hz
-    clock_hz = {
-        "core clock": core_hz,
-        "memory clock": memory_hz,
-        rail_terms.ACTIVE_CYCLE: core_hz,
-    }
-    names = fit.terms.names
-    members = fit.terms.members
-    full = table.full()
-    idle = [
-        1.0 if name == "base" or name.endswith("leakage") else clock_hz.get(name, 0.0)
-        for name in names
-    ]
-
-    def label(term: int) -> str:
-        single = members[term][0] if len(members[term]) == 1 else None
-        return names[term] if single is None else table.predictors[single].column or names[term]
-
-    out = []
-    used = np.flatnonzero(events).tolist()
-    for j, k in ((j, k) for j in used for k in used if k <= j):
-        row = np.array(idle)
-        for term in (j, k):
-            row[term] += 0.5 * full[list(members[term])].max()
-        scaled = (
-            np.sqrt(rows) * row / fit.grams.scale / max(float(row @ fit.coefficient), 1e-9) / unit
-        )
-        reach = covariance @ scaled
-        grown = 1.0 + float(scaled @ reach)
-        removed = float(((reach / unit) ** 2)[events].sum()) / grown
-        name = f"{label(j)} alone" if j == k else f"{label(k)} with {label(j)}"
-        out.append(CandidateBenchmark(name, float(np.log(grown)), removed / spread))
-    return sorted(out, key=lambda candidate: -candidate.variance)
 
 
 def _spread_clocks(
