@@ -428,6 +428,7 @@ def fit_counters_command(
     from wattcast.lab.counter_models import (
         counter_figures,
         counter_fit,
+        counter_fit_report,
         gpmtool_files,
         two_rails,
     )
@@ -455,11 +456,11 @@ def fit_counters_command(
         watts = gpmtool_files.read_measured_programs(choices.measured)
         result = counter_fit.predict_programs(result, programs, watts)
     if choices.out is not None:
-        save_model(counter_fit.make_saved_model(result, name, choices.device), choices.out)
+        save_model(counter_fit_report.make_saved_model(result, name, choices.device), choices.out)
         env.say(f"model saved: {choices.out}")
 
     def make_plain() -> dict[str, Any]:
-        plain = counter_fit.counter_fit_to_plain(result)
+        plain = counter_fit_report.counter_fit_to_plain(result)
         plain["predictions"] = []
         if programs is not None:
             plain["predictions"] = counter_fit.predict_applications(result, programs)

@@ -17,12 +17,8 @@ from wattcast.cli.main import build_command
 from wattcast.core.errors import BadInput, UnknownName
 from wattcast.hardware import OperatingPoint
 from wattcast.lab.counter_models import counter_figures, counter_fit
-from wattcast.lab.counter_models.counter_fit import (
-    CounterFit,
-    counter_fit_to_plain,
-    fit_counters,
-    make_saved_model,
-)
+from wattcast.lab.counter_models.counter_fit import CounterFit, fit_counters
+from wattcast.lab.counter_models.counter_fit_report import counter_fit_to_plain, make_saved_model
 from wattcast.lab.counter_models.launch_power import (
     CounterBook,
     KernelLaunch,

@@ -10,12 +10,9 @@ from made_tables import CORE_HZ, MEMORY_HZ, activity_of, anchored_w, made_table,
 from numpy.testing import assert_allclose
 
 from wattcast.core.errors import BadInput
-from wattcast.lab.counter_models.counter_fit import (
-    CounterFitOptions,
-    fit_counters,
-    make_power_model,
-)
+from wattcast.lab.counter_models.counter_fit import CounterFitOptions, fit_counters
 from wattcast.lab.counter_models.fit_diagnostics import diagnose_fit
+from wattcast.lab.counter_models.fitted_power_model import make_power_model
 from wattcast.lab.counter_models.model_selection import CostEstimator, FitSettings, FitWorkbench
 from wattcast.lab.counter_models.rail_terms import CounterModelKind
 

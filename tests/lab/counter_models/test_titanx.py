@@ -19,13 +19,13 @@ from wattcast.lab.counter_models.counter_fit import (
     MEMORY_SATURATIONS,
     CounterFit,
     CounterFitOptions,
-    counter_fit_to_plain,
     fit_counters,
-    make_power_model,
     predict_applications,
     predict_programs,
     read_counter_tables,
 )
+from wattcast.lab.counter_models.counter_fit_report import counter_fit_to_plain
+from wattcast.lab.counter_models.fitted_power_model import make_power_model
 from wattcast.lab.counter_models.gpmtool_files import application_activity
 from wattcast.lab.counter_models.model_selection import FitSettings, FitWorkbench
 from wattcast.lab.counter_models.rail_terms import CounterModelKind

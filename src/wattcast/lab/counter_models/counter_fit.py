@@ -1,6 +1,4 @@
-"""Fit every kind of counter model to a table, judge it on held-out work, and save it as a power
-model.
-"""
+"""Fit every kind of counter model to a table and judge it on held-out work."""
 
 from __future__ import annotations
 
@@ -10,115 +8,32 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 
-from wattcast import __version__
-from wattcast.core.arrays import Array
+from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import bad_value
 from wattcast.core.option_declaration import Option
-from wattcast.core.strict_files import Provenance
 from wattcast.lab.counter_models import (
     counter_table,
     fit_diagnostics,
     gpmtool_files,
     model_selection,
 )
-from wattcast.lab.counter_models.counter_table import RAILS, CounterTable
+from wattcast.lab.counter_models.counter_table import CounterTable, LabelCodes
+from wattcast.lab.counter_models.fitted_power_model import make_power_model
 from wattcast.lab.counter_models.gpmtool_files import MeasuredPrograms, UtilisationFile
 from wattcast.lab.counter_models.rail_terms import (
-    ACTIVE_CYCLE,
+    ClockAxis,
     CounterModelKind,
     describe_missing_terms,
-    offset_name,
 )
-from wattcast.power.hybrid_rail import (
-    EventRail,
-    HybridRail,
-    RailClock,
-    RailVoltage,
-)
-from wattcast.power.power_model import PowerModel, SavedModel
-from wattcast.power.rate_power import RatePower
-from wattcast.power.switched_capacitance import SwitchedCapacitance
+from wattcast.power.power_model import PowerModel
 
-RAIL_CLOCKS = {
-    "core": RailClock.CORE,
-    "memory": RailClock.MEMORY,
-    "host": RailClock.FIXED,
-}
-
-
-def make_power_model(fit: model_selection.TermsFit, table: CounterTable) -> PowerModel:
-    """Return the power model, in terms of events, that predicts the same watts as the fit."""
-    coefficients = dict(zip(fit.terms.names, fit.coefficient.tolist(), strict=True))
-    events_of: dict[str, dict[str, float]] = {rail: {} for rail in RAILS}
-    for members, coefficient in zip(fit.terms.members, fit.coefficient.tolist(), strict=True):
-        for i in members:
-            events_of[table.predictors[i].rail][table.predictors[i].event] = coefficient
-    if fit.model in (CounterModelKind.RATE, CounterModelKind.LINEAR):
-        events = {event: cost for costs in events_of.values() for event, cost in costs.items()}
-        return RatePower(
-            coefficients["base"],
-            events,
-            coefficients.get("core clock", 0.0),
-            coefficients.get("memory clock", 0.0),
-        )
-    inferred = dict(zip(("core", "memory"), fit.how.curves(fit.inferred.theta), strict=True))
-    clocks_hz = {
-        "core": table.clock_hz,
-        "memory": table.memory_clock_hz,
-        "host": np.ones(table.rows),
-    }
-    offsets = [
-        (hz, coefficients.get(offset_name(hz))) for hz in np.unique(table.memory_clock_hz).tolist()
-    ]
-    rails = {}
-    for name in RAILS:
-        voltage = inferred.get(name, RailVoltage.constant())
-        if name in table.voltage_v:
-            voltage = average_measured_voltage(clocks_hz[name], table.voltage_v[name])
-        named = tuple(
-            (hz, watts) for hz, watts in offsets if name == "memory" and watts is not None
-        )
-        leakage_w = coefficients.get(f"{name} leakage", 0.0)
-        clock_f = coefficients.get(f"{name} clock", 0.0)
-        rails[name] = EventRail(name, RAIL_CLOCKS[name], voltage, leakage_w, clock_f, named)
-    if fit.model is CounterModelKind.ALPHA_C:
-        busy = {
-            n: event
-            for n, event in gpmtool_files.BUSY_SHARE_EVENTS.items()
-            if f"{n} dynamic" in coefficients
-        }
-        alpha = (
-            replace(rails[n], alpha=event, full_f=coefficients[f"{n} dynamic"])
-            for n, event in busy.items()
-        )
-        return SwitchedCapacitance(coefficients["base"], tuple(alpha))
-    if ACTIVE_CYCLE in coefficients:
-        events_of["core"] = {ACTIVE_CYCLE: coefficients[ACTIVE_CYCLE]} | events_of["core"]
-    used = [name for name in RAILS if name != "host" or events_of[name]]
-    return HybridRail(
-        coefficients["base"], tuple(replace(rails[name], event_f=events_of[name]) for name in used)
-    )
-
-
-def average_measured_voltage(clock_hz: Array, voltage_v: Array) -> RailVoltage:
-    """Return the mean measured voltage by clock, made non-decreasing."""
-    clocks, at = np.unique(clock_hz, return_inverse=True)
-    mean = np.bincount(at.reshape(-1), voltage_v) / np.bincount(at.reshape(-1))
-    return RailVoltage(clocks, np.maximum.accumulate(mean))
-
-
-MEMORY_SATURATIONS = (
-    None,
-    0.7,
-    0.8,
-    0.9,
-)  # shares of the memory bandwidth at which a kernel may saturate
+# shares of the memory bandwidth at which a kernel may saturate; None: it never does
+MEMORY_SATURATIONS = (None, 0.7, 0.8, 0.9)
 
 
 @dataclass(frozen=True)
@@ -146,13 +61,13 @@ class CounterFitOptions:
             panel="How it is fitted",
             least=0,
         ),
-    ] = 0  # 0: leave one out; else that many parts
+    ] = 0
     clusters: Annotated[
         int,
         Option(
             "Clusters of similar work; 0: as many as predictors.", panel="How it is fitted", least=0
         ),
-    ] = 0  # 0: as many as there are predictors
+    ] = 0
     advice: Annotated[bool, Option("Say how many training clocks are enough.")] = True
     offset_hz: Annotated[
         tuple[float, ...],
@@ -161,12 +76,9 @@ class CounterFitOptions:
             unit="Hz",
             panel="How it is fitted",
         ),
-    ] = ()  # memory clocks at which power is off the line; none: tried at the lowest
-    hold: tuple[str, ...] = (
-        "benchmark",
-        "group",
-        "cluster",
-    )  # units to hold out; benchmarks always are
+    ] = ()  # none: an offset at the lowest memory clock is tried
+    # units to hold out; benchmarks always are
+    hold: tuple[str, ...] = ("benchmark", "group", "cluster")
 
 
 @dataclass(frozen=True)
@@ -206,9 +118,8 @@ class HeldBackRows:
 
     def mape(self, model: CounterModelKind) -> float:
         """Return the mean absolute error of a model in percent."""
-        return float(
-            np.abs(model_selection.percent_error(self.predicted_w[model], self.power_w)).mean()
-        )
+        error = model_selection.percent_error(self.predicted_w[model], self.power_w)
+        return float(np.abs(error).mean())
 
     def summarise(self, model: CounterModelKind) -> list[tuple[str, int, float, float, float]]:
         """Return each benchmark's rows, mean watts, mean absolute and mean signed error in
@@ -219,10 +130,10 @@ class HeldBackRows:
         rows = []
         for name in dict.fromkeys(self.names):
             of_name = names == name
-            watts, size, signed = (
-                float(v[of_name].mean()) for v in (self.power_w, np.abs(error), error)
-            )
-            rows.append((name, int(of_name.sum()), watts, size, signed))
+            mean_w = float(self.power_w[of_name].mean())
+            mean_absolute = float(np.abs(error)[of_name].mean())
+            mean_signed = float(error[of_name].mean())
+            rows.append((name, int(of_name.sum()), mean_w, mean_absolute, mean_signed))
         return rows
 
 
@@ -249,9 +160,11 @@ def read_counter_tables(
     """
     if form == "gpmtool":
         file = gpmtool_files.read_utilisations(path)
-        names = ["no saturation" if s is None else f"saturation {s:g}" for s in MEMORY_SATURATIONS]
-        tables = [gpmtool_files.make_utilisation_table(file, s) for s in MEMORY_SATURATIONS]
-        return dict(zip(names, tables, strict=True))
+        tables = {}
+        for saturation in MEMORY_SATURATIONS:
+            name = "no saturation" if saturation is None else f"saturation {saturation:g}"
+            tables[name] = gpmtool_files.make_utilisation_table(file, saturation)
+        return tables
     if form == "dcgm":
         return {"counted": gpmtool_files.read_dcgm_table(path)}
     assert columns is not None, "the command asks for a map first"
@@ -270,252 +183,173 @@ def fit_counters(
     on in any way."""
     how = options or CounterFitOptions()
     train, test = next(iter(tables.values())).split_benchmarks()
-    training_tables = {
-        name: table_of_kind.keep_benchmarks(train) for name, table_of_kind in tables.items()
-    }
+    training_tables = {name: table.keep_benchmarks(train) for name, table in tables.items()}
     bench = model_selection.FitWorkbench(training_tables, how.estimator, how.offset_hz)
-    table = bench.table
-    count = how.clusters or min(len(table.predictors), table.benchmarks // 2)
-    kinds = {model: _fit_kind(bench, model, how, count, progress) for model in how.models}
-    main = kinds.get(CounterModelKind.HYBRID) or kinds[how.models[-1]]
-    planes = np.unique(bench.clock_hz).size * np.unique(bench.memory_clock_hz).size > 1
-    wants_advice = how.advice and main.model is CounterModelKind.HYBRID
-    clocks = (
-        fit_diagnostics.try_training_clocks(bench, main.model, main.settings)
-        if wants_advice and planes
-        else []
-    )
-    scaled = bench.tables[main.settings.variant]
+    clusters = how.clusters or min(len(bench.table.predictors), bench.table.benchmarks // 2)
+    kinds = {model: _fit_kind(bench, model, how, clusters, progress) for model in how.models}
+    main = _choose_main_kind(kinds)
     rails = _report_voltages(bench, main) if main.model is CounterModelKind.HYBRID else ()
-    words = [*describe_missing_terms(scaled), *main.diagnosis.warnings]
-    words += [f"Voltage of the {r.rail} rail: {r.reason}" for r in rails if not r.identifiable]
-    words += [f"Not trained on: {name}: {reason}." for name, reason in scaled.left_out.items()]
     tested = None
-    if test.any():  # is predicted by models of the same settings, fitted to the others
-        bench = model_selection.FitWorkbench(tables, how.estimator, how.offset_hz)
-        rows = np.flatnonzero(test[bench.table.benchmark])
-        names = tuple(bench.table.benchmark_names[b] for b in bench.table.benchmark[rows])
-        predicted_w = {
-            model: bench.predict(bench.fit(model, kind.settings, train))[rows]
-            for model, kind in kinds.items()
-        }
-        tested = HeldBackRows(names, bench.table.power_w[rows], predicted_w)
-    return CounterFit(scaled, kinds, rails, count, tuple(clocks), tuple(words), tested)
+    if test.any():
+        whole_bench = model_selection.FitWorkbench(tables, how.estimator, how.offset_hz)
+        tested = _predict_test_rows(whole_bench, kinds, train, test)
+    table = bench.tables[main.settings.variant]
+    return CounterFit(
+        table=table,
+        kinds=kinds,
+        rails=rails,
+        clusters=clusters,
+        training_clocks=_advise_training_clocks(bench, main) if how.advice else (),
+        warnings=_warn_about_fit(table, main, rails),
+        tested=tested,
+    )
+
+
+def _advise_training_clocks(
+    bench: model_selection.FitWorkbench,
+    main: FittedModelKind,
+) -> tuple[fit_diagnostics.ClockSubset, ...]:
+    """Return the error by number of training clocks, for a hybrid model over several clocks."""
+    clock_pairs = np.unique(bench.clock_hz).size * np.unique(bench.memory_clock_hz).size
+    if main.model is not CounterModelKind.HYBRID or clock_pairs == 1:
+        return ()
+    return tuple(fit_diagnostics.try_training_clocks(bench, main.model, main.settings))
+
+
+def _warn_about_fit(
+    table: CounterTable,
+    main: FittedModelKind,
+    rails: Sequence[RailVoltageReport],
+) -> tuple[str, ...]:
+    """Return sentences on terms, costs and voltages that the table does not determine."""
+    words = [*describe_missing_terms(table), *main.diagnosis.warnings]
+    unidentified = [rail for rail in rails if not rail.identifiable]
+    words += [f"Voltage of the {rail.rail} rail: {rail.reason}" for rail in unidentified]
+    words += [f"Not trained on: {name}: {reason}." for name, reason in table.left_out.items()]
+    return tuple(words)
+
+
+def _predict_test_rows(
+    bench: model_selection.FitWorkbench,
+    kinds: Mapping[CounterModelKind, FittedModelKind],
+    train: Mask,
+    test: Mask,
+) -> HeldBackRows:
+    """Predict the benchmarks of ``test`` by models of the same settings, fitted to ``train``."""
+    table = bench.table
+    rows = np.flatnonzero(test[table.benchmark])
+    names = tuple(table.benchmark_names[benchmark] for benchmark in table.benchmark[rows])
+    predicted_w = {}
+    for model, kind in kinds.items():
+        fit = bench.fit(model, kind.settings, train)
+        predicted_w[model] = bench.predict(fit)[rows]
+    return HeldBackRows(names, table.power_w[rows], predicted_w)
 
 
 def _fit_kind(
     bench: model_selection.FitWorkbench,
     model: CounterModelKind,
     how: CounterFitOptions,
-    count: int,
+    clusters: int,
     progress: Callable[[str], None],
 ) -> FittedModelKind:
+    """Fit one kind of model to all benchmarks, and predict each with it held out."""
     table = bench.table
     everyone = np.ones(table.benchmarks, dtype=bool)
-    labels = {"benchmark": np.arange(table.benchmarks)}
-    if "group" in how.hold and 1 < np.unique(table.group).size < table.benchmarks:
-        labels["group"] = table.group
-    if "cluster" in how.hold and 2 <= count < table.benchmarks:
-        labels["cluster"] = model_selection.cluster_benchmarks(table.features(), count)
+    labels = _label_held_out_units(table, how, clusters)
     inner = model_selection.deal_inner_folds(labels["benchmark"], everyone)
     settings = model_selection.choose_settings(bench, model, everyone, inner)
     fit = bench.fit(model, settings, everyone)
     scaled = bench.tables[settings.variant]
     predicted_w = bench.predict(fit)
-    held_out = {
-        by: model_selection.predict_held_out(
-            bench, model, label, by, how.folds if by == "benchmark" else 0, progress
-        )
-        for by, label in labels.items()
-    }
-    power = make_power_model(fit, scaled)
-    diagnosis = fit_diagnostics.diagnose_fit(fit, scaled, everyone)
-    score = model_selection.score_prediction(table, predicted_w)
+    held_out = {}
+    for by, label in labels.items():
+        folds = how.folds if by == "benchmark" else 0
+        held_out[by] = model_selection.predict_held_out(bench, model, label, by, folds, progress)
     return FittedModelKind(
-        model, settings, fit, power, scaled.scaling, predicted_w, score, held_out, diagnosis
+        model=model,
+        settings=settings,
+        fit=fit,
+        power=make_power_model(fit, scaled),
+        scaling=scaled.scaling,
+        predicted_w=predicted_w,
+        in_sample=model_selection.score_prediction(table, predicted_w),
+        held_out=held_out,
+        diagnosis=fit_diagnostics.diagnose_fit(fit, scaled, everyone),
     )
 
 
+def _label_held_out_units(
+    table: CounterTable,
+    how: CounterFitOptions,
+    clusters: int,
+) -> dict[str, LabelCodes]:
+    """Return the label of each benchmark by unit to hold out: itself, its group, its cluster."""
+    labels = {"benchmark": np.arange(table.benchmarks)}
+    if "group" in how.hold and 1 < np.unique(table.group).size < table.benchmarks:
+        labels["group"] = table.group
+    if "cluster" in how.hold and 2 <= clusters < table.benchmarks:
+        labels["cluster"] = model_selection.cluster_benchmarks(table.features(), clusters)
+    return labels
+
+
 def _report_voltages(
-    bench: model_selection.FitWorkbench, main: FittedModelKind
+    bench: model_selection.FitWorkbench,
+    main: FittedModelKind,
 ) -> tuple[RailVoltageReport, ...]:
     """Report the voltage of each rail as one curve over its own clock, and whether the data
     identify it.
     """
     everyone = np.ones(bench.table.benchmarks, dtype=bool)
-    plain = replace(main.settings, floored=False)
-    pooled = bench.fit(main.model, plain, everyone)
-    diagnosis = fit_diagnostics.diagnose_fit(pooled, bench.tables[plain.variant], everyone)
-    how = pooled.how
-    all_errors = diagnosis.voltage_error
-    out = []
-    for index, (rail, axis) in enumerate((("core", how.core), ("memory", how.memory))):
+    without_floor = replace(main.settings, floored=False)
+    pooled = bench.fit(main.model, without_floor, everyone)
+    table = bench.tables[without_floor.variant]
+    diagnosis = fit_diagnostics.diagnose_fit(pooled, table, everyone)
+    axes = {"core": pooled.how.core, "memory": pooled.how.memory}
+    reports = []
+    for index, (rail, axis) in enumerate(axes.items()):
         if rail in bench.table.voltage_v:
             continue
-        clocks = axis.hz
-        first = np.unique(axis.at, return_index=True)[1]
-        error = all_errors[first, index]
-        reason = ""
-        if not axis.inferred:
-            reason = (
-                "not identifiable: its clock never changes, or nothing on it is "
-                "counted; taken as constant."
+        _, first_point = np.unique(axis.at, return_index=True)
+        standard_error = diagnosis.voltage_error[first_point, index]
+        reason = _explain_unidentified_voltage(axis, standard_error)
+        reports.append(
+            RailVoltageReport(
+                rail=rail,
+                clock_hz=axis.hz,
+                relative=pooled.inferred.voltage[first_point, index],
+                standard_error=standard_error,
+                identifiable=not reason,
+                reason=reason,
             )
-        elif error.max() > fit_diagnostics.UNCERTAIN_VOLTAGE:
-            worst = int(error.argmax())
-            reason = (
-                f"not identifiable at {clocks[worst] / 1e6:.0f} MHz (standard error "
-                f"{error[worst]:.2f} of a relative "
-                "voltage): clock power and dynamic power there fit many voltages. Measure "
-                "work that uses this rail "
-                "more."
-            )
-        level = pooled.inferred.voltage[first, index]
-        out.append(RailVoltageReport(rail, clocks, level, error, not reason, reason))
-    return tuple(out)
-
-
-def counter_fit_to_plain(result: CounterFit) -> dict[str, Any]:
-    """Return the result as plain mappings for JSON; numbers are SI, errors in percent."""
-    table = result.table
-    main = main_model_kind(result)
-    tested = result.tested
-    models = []
-    for kind in result.kinds.values():
-        predicted_w = kind.held_out["benchmark"].predicted_w
-        core_hz, memory_hz, mape = model_selection.average_error_plane(table, predicted_w)
-        bias = model_selection.average_error_plane(table, predicted_w, signed=True)[2]
-        planes = {  # null where nothing was measured
-            name: [[float(v) if np.isfinite(v) else None for v in row] for row in plane]
-            for name, plane in (("mape", mape), ("bias", bias))
-        }
-        held_out = {
-            by: vars(prediction.score)
-            | {"default_known": vars(prediction.anchored) if prediction.anchored else None}
-            for by, prediction in kind.held_out.items()
-        }
-        errors = {
-            "in_sample": vars(kind.in_sample),
-            "held_out": held_out,
-            "settings": vars(kind.settings),
-        }
-        plane = {
-            "core_hz": core_hz.tolist(),
-            "memory_hz": memory_hz.tolist(),
-            **planes,
-        }
-        test = {"test_mape": tested.mape(kind.model)} if tested else {}
-        models.append(
-            {
-                "kind": str(kind.model),
-                **errors,
-                **test,
-                "plane": plane,
-            }
         )
-    how = main.fit.how
-    by_memory_clock = []
-    if main.model is CounterModelKind.HYBRID and how.core.inferred:
-        curve = how.curves(main.fit.inferred.theta)[0]
-        for clock_hz in how.memory.hz.tolist():
-            level = [float(v) for v in curve.level_at(how.core.hz, clock_hz)]
-            entry = {
-                "memory_clock_hz": clock_hz,
-                "clock_hz": how.core.hz.tolist(),
-                "relative": level,
-            }
-            by_memory_clock.append(entry)
-    clocks: dict[str, Any] | None = None
-    if result.training_clocks:
-        clocks = {"subsets": [vars(s) for s in result.training_clocks]}
-        clocks["enough"] = fit_diagnostics.smallest_sufficient_clocks(
-            list(result.training_clocks)
-        ).points
-    return {
-        "wattcast": __version__,
-        "table": {
-            "name": table.name,
-            "rows": table.rows,
-            "benchmarks": table.benchmarks,
-            "groups": int(np.unique(table.group).size),
-            "clusters": result.clusters,
-            "core_clocks": int(np.unique(table.clock_hz).size),
-            "memory_clocks": int(np.unique(table.memory_clock_hz).size),
-            "predictors": [
-                {
-                    "event": p.event,
-                    "column": p.column,
-                    "rail": p.rail,
-                }
-                for p in table.predictors
-            ],
-        },
-        "models": models,
-        "coefficients": [vars(c) for c in main.diagnosis.coefficients],
-        "condition": main.diagnosis.condition,
-        "voltage": [
-            {
-                name: value.tolist() if isinstance(value, np.ndarray) else value
-                for name, value in vars(rail).items()
-            }
-            for rail in result.rails
-        ],
-        "voltage_by_memory_clock": by_memory_clock,
-        "training_clocks": clocks,
-        "test": list_test_rows(tested.names, tested.power_w, tested.predicted_w[main.model])
-        if tested
-        else [],
-        "warnings": list(result.warnings),
-        "assumptions": list(table.notes),
-    }
+    return tuple(reports)
 
 
-def list_test_rows(
-    names: Sequence[str],
-    measured_w: Array,
-    predicted_w: Array,
-) -> list[dict[str, Any]]:
-    """Return measured and predicted watts of rows that were never trained on, as plain values for
-    JSON.
-    """
-    rows = zip(names, measured_w.tolist(), predicted_w.tolist(), strict=True)
-    return [
-        {
-            "benchmark": name,
-            "measured_w": real_w,
-            "predicted_w": found_w,
-        }
-        for name, real_w, found_w in rows
-    ]
+def _explain_unidentified_voltage(axis: ClockAxis, standard_error: Array) -> str:
+    """Return why the data do not identify the voltage of a rail; empty where they do."""
+    if not axis.inferred:
+        return (
+            "not identifiable: its clock never changes, or nothing on it is "
+            "counted; taken as constant."
+        )
+    worst = int(standard_error.argmax())
+    if standard_error[worst] > fit_diagnostics.UNCERTAIN_VOLTAGE:
+        return (
+            f"not identifiable at {axis.hz[worst] / 1e6:.0f} MHz (standard error "
+            f"{standard_error[worst]:.2f} of a relative voltage): clock power and dynamic power "
+            "there fit many voltages. Measure work that uses this rail more."
+        )
+    return ""
 
 
 def main_model_kind(result: CounterFit) -> FittedModelKind:
     """Return the main model of a fit: the hybrid, or the last kind asked for."""
-    return result.kinds.get(CounterModelKind.HYBRID) or list(result.kinds.values())[-1]
+    return _choose_main_kind(result.kinds)
 
 
-def make_saved_model(
-    result: CounterFit,
-    name: str,
-    device: str = "",
-) -> SavedModel:
-    """Return the main model with its held-out errors, ready to be written."""
-    main = main_model_kind(result)
-    table = result.table
-    errors = {
-        f"held out by {by}": prediction.score.mape for by, prediction in main.held_out.items()
-    }
-    anchored = main.held_out["benchmark"].anchored
-    if result.tested is not None:
-        errors["never trained on"] = result.tested.mape(main.model)
-    if anchored is not None:
-        errors["held out by benchmark, power at the default clocks known"] = anchored.mape
-    rows = f"{table.rows} rows of {table.benchmarks} benchmarks"
-    source = f"wattcast lab fit counters {__version__}, {table.name}: {rows}"
-    origin = Provenance(source, datetime.now(tz=UTC).date().isoformat(), device)
-    return SavedModel(
-        name, main.power, origin, errors, (*table.notes, *result.warnings), table.scaling
-    )
+def _choose_main_kind(kinds: Mapping[CounterModelKind, FittedModelKind]) -> FittedModelKind:
+    return kinds.get(CounterModelKind.HYBRID) or list(kinds.values())[-1]
 
 
 def predict_programs(
@@ -527,20 +361,22 @@ def predict_programs(
     every model.
     """
     match = gpmtool_files.match_programs(measured.names, work.names)
-    rows = np.array([i for i, name in enumerate(measured.names) if name in match])
+    rows = np.array([row for row, name in enumerate(measured.names) if name in match])
     if not rows.size:
         raise bad_value(
             "--measured",
             f"programs of --predict ({', '.join(work.names[:6])}, ...)",
             measured.names[0],
         )
-    clocks = measured.clock_hz[rows], measured.memory_clock_hz[rows]
-    which = [work.names.index(match[measured.names[i]]) for i in rows]
+    names = tuple(measured.names[row] for row in rows)
+    application = [work.names.index(match[name]) for name in names]
+    clock_hz = measured.clock_hz[rows]
+    memory_clock_hz = measured.memory_clock_hz[rows]
     predicted_w = {}
     for model, kind in result.kinds.items():
-        activity = gpmtool_files.application_activity(work, kind.scaling, *clocks)
-        predicted_w[model] = kind.power.power(activity).total_w[which, np.arange(rows.size), 0]
-    names = tuple(measured.names[i] for i in rows)
+        activity = gpmtool_files.application_activity(work, kind.scaling, clock_hz, memory_clock_hz)
+        total_w = kind.power.power(activity).total_w  # (application, row, 1)
+        predicted_w[model] = total_w[application, np.arange(rows.size), 0]
     return replace(result, tested=HeldBackRows(names, measured.power_w[rows], predicted_w))
 
 
@@ -553,13 +389,15 @@ def predict_applications(result: CounterFit, work: UtilisationFile) -> list[dict
     core, memory = (axis.ravel() for axis in np.meshgrid(core_hz, memory_hz, indexing="ij"))
     activity = gpmtool_files.application_activity(work, result.table.scaling, core, memory)
     total_w = main_model_kind(result).power.power(activity).total_w[..., 0]
-    planes = total_w.reshape(len(work.names), core_hz.size, memory_hz.size).tolist()
-    clocks = {"core_hz": core_hz.tolist(), "memory_hz": memory_hz.tolist()}
-    return [
-        {
-            "name": name,
-            **clocks,
-            "power_w": plane,
-        }
-        for name, plane in zip(work.names, planes, strict=True)
-    ]
+    planes_w = total_w.reshape(len(work.names), core_hz.size, memory_hz.size)
+    applications = []
+    for name, plane_w in zip(work.names, planes_w.tolist(), strict=True):
+        applications.append(
+            {
+                "name": name,
+                "core_hz": core_hz.tolist(),
+                "memory_hz": memory_hz.tolist(),
+                "power_w": plane_w,
+            }
+        )
+    return applications

@@ -37,9 +37,10 @@ from wattcast.core.errors import bad_value
 from wattcast.core.row_tables import database_folder
 from wattcast.core.strict_files import Provenance
 from wattcast.lab.counter_models import counter_table, fit_diagnostics
-from wattcast.lab.counter_models.counter_fit import average_measured_voltage, list_test_rows
+from wattcast.lab.counter_models.counter_fit_report import list_test_rows
 from wattcast.lab.counter_models.counter_table import CounterTable
 from wattcast.lab.counter_models.fit_diagnostics import FittedCost
+from wattcast.lab.counter_models.fitted_power_model import average_measured_voltage
 from wattcast.lab.counter_models.model_selection import (
     FitWorkbench,
     deal_folds,
