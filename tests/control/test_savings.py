@@ -156,6 +156,29 @@ def test_intervals_hold_a_true_saving() -> None:
     assert shown == 25
 
 
+def test_a_search_that_settled_at_the_default_goes_on_in_another_phase() -> None:
+    """Once it had settled at the card's own clocks, control never tried anything again: after daemons
+    were restarted, the clocks of a job stayed as they were for its whole rest."""
+    card = NoisyCard(-0.2, 3, noise=0.005, drift=0.0, units_per_s=1000.0)
+    lattice = build_card_lattice(*card.clocks_hz())
+    at_rest: list[bool] = []  # whether the card has its own clocks, by period
+    plant = LivePlant(card, lattice, 1.0, lambda: card.now_s < 400.0, card.pass_time, Units(card))
+    run_period = plant.run
+
+    def run_and_note(settings: Any) -> Observation:
+        at_rest.append(settings == plant.default)
+        if card.now_s > 200.0:  # the program does something else, which saves at lower clocks
+            card.effect = 0.25
+            card.units_per_s = 600.0
+        return run_period(settings)
+
+    plant.run = run_and_note  # type: ignore[method-assign]
+    control_plant(plant, Objective())
+    half = len(at_rest) // 2
+    assert sum(at_rest[half - 50 : half]) > 40
+    assert sum(at_rest[-50:]) < 10
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("effect", [0.03, 0.10, 0.25])
 def test_90_of_100_intervals_hold_the_true_saving(effect: float) -> None:

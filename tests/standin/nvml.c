@@ -27,6 +27,7 @@
  *   restart S                   the counter begins anew at zero
  *   reading NAME MW FROM TO     instant or average power says this then, whatever is drawn
  *   stale NAME FROM TO          instant or average power repeats what it said at FROM
+ *   follow EXPONENT             watts follow a locked core clock: 30 % stay, 70 % times (lock / clock)^EXPONENT
  *   utilisation PERCENT         of SMs and memory; without the line the card does not tell
  *   gpm SM DRAM TENSOR FP32     percent that performance monitoring (GPM) tells; without the line there is no GPM
  *
@@ -54,7 +55,7 @@ typedef struct { uint32_t field, scope; int64_t timestamp, latency; uint32_t typ
 static State states[MOST];
 static Fault faults[MOST];
 static int state_count, fault_count, device_count = 1;
-static double epoch_s, tick_s = 0.1, start_mj, wrap_mj;
+static double epoch_s, tick_s = 0.1, start_mj, wrap_mj, exponent;
 static char gate_path[512], calls_path[512], card_path[480], uuid[64] = "GPU-standin", card_name[64] = "Stand-in H200";
 static unsigned memory_mhz, tells_utilisation;
 static struct timespec seen;
@@ -113,6 +114,7 @@ static void read_line(const char *line)
     if (sscanf(line, "tick_ms %lf", &tick_s) == 1) tick_s *= 1e-3;
     sscanf(line, "start_mj %lf", &start_mj);
     sscanf(line, "wrap_mj %lf", &wrap_mj);
+    sscanf(line, "follow %lf", &exponent);
     sscanf(line, "devices %d", &device_count);
     sscanf(line, "calls %511s", calls_path);
     sscanf(line, "gate %511s", gate_path);
@@ -341,11 +343,31 @@ int nvmlDeviceGetUtilizationRates(void *d, unsigned rates[2])
     return code == OK && !tells_utilisation ? NOT_SUPPORTED : code;
 }
 
+/* What a locked clock leaves of the watts. */
+static double lock_share(void *d)
+{
+    double clock_mhz = state_at(now_s())->clock_mhz;
+    unsigned high = exponent > 0 ? read_card(d).high : 0;
+    return high == 0 || high >= clock_mhz ? 1.0 : 0.3 + 0.7 * pow(high / clock_mhz, exponent);
+}
+
+/* The counter of a card whose watts follow its lock, which is taken for as old as the reading before. */
+static double followed_mj(void *d)
+{
+    static double until_s[64], total_mj[64];
+    unsigned place = ((unsigned)(uintptr_t)d - 1) % 64;
+    double end_s = stepped_s(), before_mj = until_s[place] > 0 ? counter_mj(until_s[place]) : 0.0;
+    if (exponent <= 0) return counter_mj(end_s);
+    total_mj[place] += (counter_mj(end_s) - before_mj) * lock_share(d);
+    until_s[place] = end_s;
+    return total_mj[place];
+}
+
 int nvmlDeviceGetTotalEnergyConsumption(void *d, unsigned long long *mj)
 {
     (void)d;
     int code = enter(d, "energy");
-    double value = counter_mj(stepped_s());
+    double value = followed_mj(d);
     if (wrap_mj > 0) value = fmod(value, wrap_mj);
     *mj = (unsigned long long)value;
     return code;
@@ -355,7 +377,7 @@ int nvmlDeviceGetPowerUsage(void *d, unsigned *mw)
 {
     (void)d;
     int code = enter(d, "power");
-    *mw = (unsigned)(1e3 * mean_w(1.0));
+    *mw = (unsigned)(1e3 * mean_w(1.0) * lock_share(d));
     return code;
 }
 
@@ -364,7 +386,7 @@ int nvmlDeviceGetFieldValues(void *d, int count, Field *values)
     (void)d;
     int code = enter(d, "fields");
     for (int i = 0; i < count; i++) {
-        double watts = reading_w((int)values[i].field);
+        double watts = reading_w((int)values[i].field) * lock_share(d);
         if (values[i].scope == 2) watts = state_at(stepped_s())->memory_w;
         values[i].result = values[i].field == 185 || values[i].field == 186 ? OK : NOT_SUPPORTED;
         values[i].type = 1;

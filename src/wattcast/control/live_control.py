@@ -144,6 +144,8 @@ class _LiveSearch:
             return settings  # pairs would run the earlier settings, which may break the cap
         if controller.is_settled(self._state, PROGRAM_KERNEL):
             self._judged = settings
+        elif self._judged == self._plant.default:
+            self._judged = None  # nothing is measured there, and the search goes on
         elif self._judged is None and self._searched >= LIVE.search_periods:
             # A long search is interrupted to see what it brought.
             self._judged = controller.best_so_far(self._state, PROGRAM_KERNEL)
