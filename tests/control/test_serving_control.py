@@ -35,7 +35,7 @@ from wattcast.serving.arrivals import draw_trace
 from wattcast.serving.engine_simulator import EngineReplica
 from wattcast.serving.request_plan import EngineSettings, plan_requests
 from wattcast.serving.step_costs import StepCosts
-from wattcast.serving.step_tabulation import tabulate_step_costs
+from wattcast.serving.step_tabulation import StepRange, tabulate_step_costs
 from wattcast.workload.model_options import ModelOptions, SoftwareStack
 from wattcast.workload.readers.load_workload import find_model
 
@@ -237,7 +237,7 @@ def engine() -> list[StepCosts]:
     spec, gpu = find_model("llama3-8b"), find_gpu("h200")
     assert spec is not None
     options = ModelOptions.from_names(dtype="bf16", stack=SoftwareStack.ENGINE)
-    costs = tabulate_step_costs(spec, gpu, options, longest_context=1024)
+    costs = tabulate_step_costs(spec, gpu, options, StepRange(longest_context=1024))
     return [costs.cap_clock(share * float(costs.clock_hz[0]), gpu) for share in LEVEL_SHARES]
 
 

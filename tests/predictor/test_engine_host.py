@@ -15,7 +15,7 @@ from wattcast.lab.fit.engine_records import load_engine_records
 from wattcast.predictor.engine_host import EngineHost, LaunchCounts, load_host_times
 from wattcast.report.configuration_view import build_power_trace
 from wattcast.serving.governed_steps import predict_steady_step
-from wattcast.serving.step_tabulation import tabulate_step_costs
+from wattcast.serving.step_tabulation import StepRange, tabulate_step_costs
 from wattcast.workload.build_model import build_graph
 from wattcast.workload.engine_schedule import STEP_TOKENS
 from wattcast.workload.model_catalogue import load_model
@@ -63,7 +63,9 @@ def test_predict_and_simulate_have_one_law_of_a_step(
 ) -> None:
     """Costs of the simulator are tabulated at eight clocks, and linear between them."""
     options = ModelOptions.from_names(stack="engine")
-    costs = tabulate_step_costs(load_model(model), load_gpu("h200"), options, longest_context=2048)
+    costs = tabulate_step_costs(
+        load_model(model), load_gpu("h200"), options, StepRange(longest_context=2048)
+    )
     if phase == "prefill":
         latency_s, energy_j = predict_steady_step(costs, 0, 0.0, [(seq, 0)] * batch, batch)
     else:

@@ -17,7 +17,7 @@ from wattcast.serving.cache_layout import (
     group_layers,
     measure_layer_caches,
 )
-from wattcast.serving.step_tabulation import measure_cache
+from wattcast.serving.step_tabulation import CacheSetting, measure_cache
 from wattcast.workload.model_catalogue import load_model
 from wattcast.workload.model_options import ModelOptions
 
@@ -54,9 +54,7 @@ def test_blocks_of_a_card_are_within_three_percent_of_the_engine(folder: str, mo
         hardware.load_gpu("h200"),
         read_engine_options(engine),
         int(engine["max_batched_tokens"]),
-        16,
-        0.9,
-        prefix_caching=False,
+        CacheSetting(16, 0.9, prefix_caching=False),
     )
     blocks = cache.tokens / cache.groups.block_tokens
     assert blocks == pytest.approx(float(engine["cache_blocks"]), rel=0.03)

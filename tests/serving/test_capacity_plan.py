@@ -34,7 +34,7 @@ from wattcast.serving.plan_search import size_option
 from wattcast.serving.service_demand import PERCENTILE, PlanAim
 from wattcast.serving.simulate_serving import serve_trace
 from wattcast.serving.step_costs import StepCosts
-from wattcast.serving.step_tabulation import tabulate_step_costs
+from wattcast.serving.step_tabulation import StepRange, tabulate_step_costs
 from wattcast.workload.model_options import ModelOptions
 from wattcast.workload.readers import load_workload
 
@@ -47,7 +47,7 @@ def make_up_costs(monkeypatch: pytest.MonkeyPatch, random: np.random.Generator) 
     by_gpu = {name: random.uniform(0.5, 2.0, 4) for name in GPUS}
     experts, fewest = random.uniform(0.7, 1.3), int(random.choice([1, 1, 1, 4, 16]))
 
-    def tabulate(model: object, gpu: Gpu, options: ModelOptions, **_: object) -> StepCosts:
+    def tabulate(model: object, gpu: Gpu, options: ModelOptions, *_: object) -> StepCosts:
         if options.gpu_count < fewest:
             raise WattcastError(f"weights of {100 * fewest} GB leave no room.")
         step, token, power, memory = by_gpu[gpu.name]
@@ -463,10 +463,10 @@ def test_a_capped_clock_costs_what_a_set_clock_does() -> None:
     """
     spec, chip = load_workload.find_model("gpt2"), wattcast.load_gpu("h200")
     assert spec is not None
-    sizes: Any = {"max_tokens": 512, "max_seqs": 32, "longest_context": 512}
-    table = tabulate_step_costs(spec, chip, ModelOptions.from_names(stack="engine"), **sizes)
+    steps = StepRange(max_tokens=512, max_seqs=32, longest_context=512)
+    table = tabulate_step_costs(spec, chip, ModelOptions.from_names(stack="engine"), steps)
     told = tabulate_step_costs(
-        spec, chip, ModelOptions.from_names(stack="engine"), **sizes, clock_hz=1.3e9
+        spec, chip, ModelOptions.from_names(stack="engine"), steps, clock_hz=1.3e9
     )
     capped = table.cap_clock(1.3e9, chip)
     assert capped.clock_hz[0] == told.clock_hz[0] == 1.3e9

@@ -18,7 +18,7 @@ from wattcast.serving.arrivals import draw_trace, make_trace
 from wattcast.serving.engine_simulator import EngineReplica, ReplicaRun
 from wattcast.serving.governed_steps import predict_steady_step
 from wattcast.serving.request_plan import EngineSettings, plan_requests
-from wattcast.serving.step_tabulation import tabulate_step_costs
+from wattcast.serving.step_tabulation import StepRange, tabulate_step_costs
 from wattcast.workload.model_catalogue import load_model
 from wattcast.workload.model_options import ModelOptions
 
@@ -185,7 +185,7 @@ def test_prompts_of_layers_that_scan_are_held_up_by_the_host() -> None:
     computes 8.
     """
     model, options = load_model("nemotron-h-8b"), ModelOptions.from_names(stack="engine")
-    costs = tabulate_step_costs(model, find_gpu("h200"), options, longest_context=4096)
+    costs = tabulate_step_costs(model, find_gpu("h200"), options, StepRange(longest_context=4096))
     assert predict_steady_step(costs, 0, 0.0, [(256, 0)], 1.0)[0] == pytest.approx(39.4e-3, rel=0.1)
     assert predict_steady_step(costs, 0, 0.0, [(2048, 0)], 1.0)[0] == pytest.approx(
         77.0e-3, rel=0.1
@@ -201,7 +201,7 @@ def test_steps_of_gpt_oss_replay_graphs_up_to_1024_tokens() -> None:
     """
     options = ModelOptions.from_names(stack="engine", quantization="mxfp4")
     costs = tabulate_step_costs(
-        load_model("gpt-oss-20b"), find_gpu("h200"), options, longest_context=4096
+        load_model("gpt-oss-20b"), find_gpu("h200"), options, StepRange(longest_context=4096)
     )
     assert predict_steady_step(costs, 64, 1024.0, [(512, 0)], 1.0)[0] == pytest.approx(
         16.3e-3, rel=0.15

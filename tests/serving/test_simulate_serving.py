@@ -241,7 +241,10 @@ def test_uneven_contexts_keep_their_mean_and_take_longer() -> None:
     model, gpu = find_model("llama3-8b"), hardware.load_gpu("h200")
     even, uneven = (
         step_tabulation.tabulate_step_costs(
-            model, gpu, options, max_tokens=512, max_seqs=64, context_spread=spread
+            model,
+            gpu,
+            options,
+            step_tabulation.StepRange(max_tokens=512, max_seqs=64, context_spread=spread),
         )
         for spread in (0.0, 0.9)
     )
@@ -261,7 +264,10 @@ def test_prompts_of_a_step_share_one_attention_kernel() -> None:
         {"stack": "engine", "phase": "prefill"},
     )
     costs = step_tabulation.tabulate_step_costs(
-        model, gpu, ModelOptions.from_names(stack="engine"), max_tokens=4096
+        model,
+        gpu,
+        ModelOptions.from_names(stack="engine"),
+        step_tabulation.StepRange(max_tokens=4096),
     )
     packed, apart = (
         costs.cost_at_top(4096, 0, 0.0, [(q, 0)] * (4096 // q), 1).real for q in (512, 4096)

@@ -36,7 +36,7 @@ from wattcast.serving.engine_simulator import EngineReplica
 from wattcast.serving.request_plan import EngineSettings, plan_requests
 from wattcast.serving.simulate_serving import find_language_model
 from wattcast.serving.step_costs import StepCosts
-from wattcast.serving.step_tabulation import tabulate_step_costs
+from wattcast.serving.step_tabulation import StepRange, tabulate_step_costs
 from wattcast.workload.model_options import ModelOptions, SoftwareStack
 
 LEVEL_SHARES = tuple(np.linspace(0.36, 1.0, 17).tolist())  # of the top clock
@@ -233,9 +233,8 @@ def build_clock_levels(
         stack=SoftwareStack.ENGINE,
         tp=tensor_parallel,
     )
-    costs = tabulate_step_costs(
-        find_language_model(model), gpu, options, longest_context=longest_context
-    )
+    steps = StepRange(longest_context=longest_context)
+    costs = tabulate_step_costs(find_language_model(model), gpu, options, steps)
     return [costs.cap_clock(share * float(costs.clock_hz[0]), gpu) for share in LEVEL_SHARES]
 
 

@@ -86,10 +86,10 @@ class CacheGroups:
 
         While a prompt is computed, a window holds the tokens of a step besides.
         """
-        kept = self.states * self.block_tokens
+        tokens_of_blocks = self.states * self.block_tokens
         for window in self.windows:
-            kept += min(tokens, window - 1 + step_tokens)
-        return kept
+            tokens_of_blocks += min(tokens, window - 1 + step_tokens)
+        return tokens_of_blocks
 
     def count_slots(self, tokens: float) -> float:
         """Return all that a request of so many tokens keeps, in tokens of blocks."""
@@ -144,39 +144,84 @@ def group_layers(
     With prefix caching an engine keeps two states of a request: the one that is computed, and one
     at the end of a block. Where states come in chunks, it keeps one of every block.
     """
+    layers_alike = _count_layers_alike(caches)
+    states, attention = _part_states(caches)
+    if len(layers_alike) == 1 and not states:
+        return _make_one_group(caches, block_tokens)
+
+    keeps_state_a_block = False
+    if states and attention:
+        keeps_state_a_block = prefix_caching and all(cache.chunk for cache in states)
+        if keeps_state_a_block:
+            block_tokens = math.lcm(block_tokens, *(cache.chunk for cache in states))
+        block_tokens *= _count_blocks_a_state(states, attention, block_tokens)
+
+    group_size = _choose_group_size(list(layers_alike.values()))
+    pages_byte = [cache.state_byte for cache in states]
+    pages_byte += [block_tokens * cache.byte_per_token for cache in attention]
+    groups = CacheGroups(block_tokens, group_size * max(pages_byte), full=0)
+    for (kind, window, _), layers in layers_alike.items():
+        count = math.ceil(layers / group_size)
+        if kind is CacheKind.WINDOW:
+            groups = replace(groups, windows=groups.windows + count * (window,))
+        elif kind is CacheKind.FULL or keeps_state_a_block:
+            groups = replace(groups, full=groups.full + count)
+        else:
+            states_a_request = 1 + prefix_caching  # now, and at the end of a block
+            groups = replace(groups, states=groups.states + count * states_a_request)
+    return groups
+
+
+def _count_layers_alike(
+    caches: Sequence[LayerCache],
+) -> dict[tuple[CacheKind, int, int], int]:
+    """Return the number of layers by what they keep: kind, window and bytes a token."""
     layers: dict[tuple[CacheKind, int, int], int] = defaultdict(int)
     for cache in caches:
         layers[cache.kind, cache.window, cache.byte_per_token] += cache.layers
-    states = [cache.state_byte for cache in caches if cache.kind is CacheKind.STATE]
-    attention = [cache.byte_per_token for cache in caches if cache.byte_per_token]
-    if len(layers) == 1 and not states:
-        (window,) = {cache.window for cache in caches}
-        byte = block_tokens * sum(cache.layers * cache.byte_per_token for cache in caches)
-        return CacheGroups(block_tokens, byte, 0 if window else 1, (window,) if window else ())
-    chunks = [cache.chunk for cache in caches if cache.kind is CacheKind.STATE]
-    keeps_all = bool(states and attention) and prefix_caching and all(chunks)
-    if states and attention:
-        if keeps_all:
-            block_tokens = math.lcm(block_tokens, *chunks)
-        block_tokens *= max(-(-max(states) // (block_tokens * max(attention))), 1)
-    page = max([*states, *(block_tokens * byte for byte in attention)])
+    return layers
 
-    sizes = list(layers.values())
-    size = max(sizes) if max(sizes) < _PADDED_LAYERS * min(sizes) else min(sizes)
-    full = 0
-    windows: list[int] = []
-    kept_states = 0
-    for (kind, window, _), count in layers.items():
-        groups = -(-count // size)
-        if kind is CacheKind.FULL:
-            full += groups
-        elif kind is CacheKind.WINDOW:
-            windows += [window] * groups
-        elif keeps_all:
-            full += groups
-        else:
-            kept_states += groups * (2 if prefix_caching else 1)
-    return CacheGroups(block_tokens, size * page, full, tuple(windows), kept_states)
+
+def _part_states(
+    caches: Sequence[LayerCache],
+) -> tuple[list[LayerCache], list[LayerCache]]:
+    """Part the caches of states from those of attention."""
+    states: list[LayerCache] = []
+    attention: list[LayerCache] = []
+    for cache in caches:
+        part = states if cache.kind is CacheKind.STATE else attention
+        part.append(cache)
+    return states, attention
+
+
+def _make_one_group(caches: Sequence[LayerCache], block_tokens: int) -> CacheGroups:
+    """Return the only group of a model whose layers all keep the same tokens."""
+    byte_per_token = sum(cache.layers * cache.byte_per_token for cache in caches)
+    window = caches[0].window
+    if window:
+        return CacheGroups(block_tokens, block_tokens * byte_per_token, 0, (window,))
+    return CacheGroups(block_tokens, block_tokens * byte_per_token)
+
+
+def _count_blocks_a_state(
+    states: Sequence[LayerCache],
+    attention: Sequence[LayerCache],
+    block_tokens: int,
+) -> int:
+    """Return how many blocks of attention together are no smaller than a state."""
+    largest_state_byte = max(cache.state_byte for cache in states)
+    largest_block_byte = block_tokens * max(cache.byte_per_token for cache in attention)
+    return max(math.ceil(largest_state_byte / largest_block_byte), 1)
+
+
+def _choose_group_size(layers: Sequence[int]) -> int:
+    """Return the layers of a group, from the numbers of layers that are alike.
+
+    It is the least of them, or the most where that is hardly more: smaller groups are padded.
+    """
+    least = min(layers)
+    most = max(layers)
+    return most if most < _PADDED_LAYERS * least else least
 
 
 def has_mixed_caches(model: ModelSpec) -> bool:
@@ -193,17 +238,15 @@ def keeps_prefixes(model: ModelSpec) -> bool:
 
 def measure_layer_caches(model: ModelSpec, options: ModelOptions) -> list[LayerCache]:
     """Return what the layers of a stage keep, from passes over few tokens and over one more."""
-    few, more, long = (
-        _trace_caches(model, options, WorkloadPhase.PREFILL, _FEW_TOKENS),
-        _trace_caches(model, options, WorkloadPhase.PREFILL, _FEW_TOKENS + 1),
-        _trace_caches(model, options, WorkloadPhase.DECODE, _LONGEST_WINDOW),
-    )
+    few = _trace_caches(model, options, WorkloadPhase.PREFILL, _FEW_TOKENS)
+    more = _trace_caches(model, options, WorkloadPhase.PREFILL, _FEW_TOKENS + 1)
+    long = _trace_caches(model, options, WorkloadPhase.DECODE, _LONGEST_WINDOW)
     caches = []
     for (layers, first), (_, second), (_, last) in zip(few, more, long, strict=True):
         slope = second - first
         state = first - slope * _FEW_TOKENS
-        kept = round((last - state) / slope) if slope else 0
-        window = kept if 0 < kept < _LONGEST_WINDOW else 0
+        seen_tokens = round((last - state) / slope) if slope else 0
+        window = seen_tokens if 0 < seen_tokens < _LONGEST_WINDOW else 0
         if first:
             chunk = 0 if slope else _find_chunk(model)
             caches.append(LayerCache(layers, slope, state, window, chunk))
@@ -228,14 +271,14 @@ def _trace_caches(
     tokens: int,
 ) -> list[tuple[int, int]]:
     """Return the layers of each section of one pass, and the bytes that one of them keeps."""
-    asked = replace(
+    one_sequence = replace(
         options,
         phase=phase,
         batch=1,
         seq=tokens,
         head=OutputHead.NONE,
     )
-    program = trace_pass(model, asked)
+    program = trace_pass(model, one_sequence)
     caches = [(section.repeat, section.tape.cache_byte) for section in program.sections]
     program.release()
     return caches

@@ -441,19 +441,15 @@ class EngineReplica:
         costs = self.costs
         host = costs.host
         decodes = len(self._running)
-        sizes, ended = self._compute_chunks(chunks)
-        prompt_tokens = sum([tokens for tokens, _ in sizes])
-        total = prompt_tokens + decodes * self._tokens_a_step
-        sampled = decodes * self._tokens_a_step + ended
-        context = self._context / decodes if decodes else 0.0
-        shape = (total, decodes, context, sizes, sampled)
+        shape, ended = self._shape_prompt_step(chunks)
+        tokens = shape[0]
 
         # the host launches the step, then hands out the tokens of the step before
         begin_s = self.now_s
         device_begin_s = self.device_s
         sequences = decodes + len(chunks)
         launch_begin_s = begin_s + host.schedule_s + host.schedule_per_sequence_s * sequences
-        launch_s = costs.launch_s(total, decodes, host.launch_layer_s, next(self._factors))
+        launch_s = costs.launch_s(tokens, decodes, host.launch_layer_s, next(self._factors))
         launch_end_s = launch_begin_s + launch_s
         free_s = max(launch_end_s, device_begin_s)
         output_s = free_s + host.output_s + host.output_per_sequence_s * decodes
@@ -467,6 +463,7 @@ class EngineReplica:
         energy_j += costs.waiting_w * waited_s
         self.device_s = start_s + step_s
         self._after_prompts = True
+        prompt_tokens = tokens - decodes * self._tokens_a_step
         counts = (1, decodes, len(chunks), prompt_tokens)
         self._record(begin_s, output_s, output_s, device_begin_s, counts, energy_j, waited_s)
 
@@ -477,21 +474,25 @@ class EngineReplica:
         if ended:
             self._end_prompts()
 
-    def _compute_chunks(
-        self, chunks: list[tuple[_ActiveRequest, int]]
-    ) -> tuple[list[tuple[int, float]], int]:
-        """Take chunks off their prompts.
+    def _shape_prompt_step(self, chunks: list[tuple[_ActiveRequest, int]]) -> tuple[StepShape, int]:
+        """Take the chunks of a step off their prompts.
 
-        Returns their tokens, each with the tokens computed before, and how many prompts ended.
+        Return the shape of the step, and how many prompts end with it.
         """
         sizes = []
         ended = 0
+        prompt_tokens = 0
         for prompt, tokens in chunks:
             sizes.append((tokens, prompt.context))
             prompt.context += tokens
             prompt.remaining -= tokens
+            prompt_tokens += tokens
             ended += prompt.remaining == 0
-        return sizes, ended
+        decodes = len(self._running)
+        decode_tokens = decodes * self._tokens_a_step
+        context = self._context / decodes if decodes else 0.0
+        shape = (prompt_tokens + decode_tokens, decodes, context, sizes, decode_tokens + ended)
+        return shape, ended
 
     def _end_prompts(self) -> None:
         """Let the requests decode whose prompt has been computed."""
@@ -509,8 +510,7 @@ class EngineReplica:
         host = costs.host
         decodes = len(self._running)
         tokens = decodes * self._tokens_a_step
-        context = self._context / decodes
-        cost = costs.decode_cost_at_top(tokens, decodes, context)
+        cost = costs.decode_cost_at_top(tokens, decodes, self._context / decodes)
 
         # host and device in the first step
         launch_s = costs.launch_s(tokens, decodes)
@@ -523,16 +523,12 @@ class EngineReplica:
         self._after_prompts = False
         first_output_s = start_s + output_s
 
-        # all steps up to the next event, at their mean context
+        # all steps up to the next event
         second_output_s = max(first_output_s + host_s, start_s + cost.real + output_s)
-        outputs_s = (first_output_s, second_output_s)
-        steps = self._count_steps(most_steps, outputs_s, max(cost.real, host_s), until_s)
-        last_context = context + self._growth / decodes * (steps - 1)
-        if steps > 1:
-            cost = 0.5 * (cost + costs.decode_cost_at_top(tokens, decodes, last_context))
-        middle = (tokens, decodes, 0.5 * (context + last_context), (), tokens)
-        floor_s = host_s * (steps - 1) + min(cost.real, host_s)
-        span_s, energy_j = self._run_steps(cost, middle, steps, floor_s)
+        steps = self._count_steps(
+            most_steps, (first_output_s, second_output_s), max(cost.real, host_s), until_s
+        )
+        span_s, energy_j = self._run_decodes(cost, steps, host_s)
         self.device_s = start_s + span_s
         last_output_s = first_output_s
         if steps > 1:
@@ -540,13 +536,39 @@ class EngineReplica:
             last_output_s = max(first_output_s + host_s * (steps - 1), device_output_s)
         waited_s = start_s - device_begin_s
         energy_j += costs.waiting_w * waited_s
-        counts = (steps, decodes, 0, 0)
         self._record(
-            begin_s, first_output_s, last_output_s, device_begin_s, counts, energy_j, waited_s
+            begin_s,
+            first_output_s,
+            last_output_s,
+            device_begin_s,
+            (steps, decodes, 0, 0),
+            energy_j,
+            waited_s,
         )
         self._context += self._growth * steps
         self._step += steps
         self._end_requests()
+
+    def _run_decodes(
+        self,
+        cost: complex,
+        steps: int,
+        host_s: float,
+    ) -> tuple[float, float]:
+        """Return time and energy of decode steps, of which the first costs ``cost``.
+
+        All of them are taken at the mean of the first and the last context.
+        """
+        decodes = len(self._running)
+        tokens = decodes * self._tokens_a_step
+        context = self._context / decodes
+        last_context = context + self._growth / decodes * (steps - 1)
+        if steps > 1:
+            last_cost = self.costs.decode_cost_at_top(tokens, decodes, last_context)
+            cost = 0.5 * (cost + last_cost)
+        middle = (tokens, decodes, 0.5 * (context + last_context), (), tokens)
+        floor_s = host_s * (steps - 1) + min(cost.real, host_s)
+        return self._run_steps(cost, middle, steps, floor_s)
 
     def _make_room(self) -> int:
         """Preempt requests until the cache has room for a step.

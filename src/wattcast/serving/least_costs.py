@@ -13,8 +13,6 @@ from wattcast.core.arrays import Array
 from wattcast.hardware import Gpu
 from wattcast.serving.step_costs import cap_columns
 from wattcast.serving.step_tabulation import (
-    BLOCK_TOKENS,
-    MEMORY_UTILISATION,
     list_clocks,
     measure_cache,
     predict_rows,
@@ -53,7 +51,7 @@ def predict_token_cost(
 
     Raises an error where the model leaves no memory for a cache.
     """
-    measure_cache(model, gpu, options, max_tokens, BLOCK_TOKENS, MEMORY_UTILISATION)
+    measure_cache(model, gpu, options, max_tokens)
     largest = replace(
         options,
         phase=WorkloadPhase.PREFILL,

@@ -23,7 +23,7 @@ from wattcast.serving.plan_options import (
 )
 from wattcast.serving.service_demand import ServiceDemand
 from wattcast.serving.step_costs import StepCosts
-from wattcast.serving.step_tabulation import tabulate_step_costs
+from wattcast.serving.step_tabulation import StepRange, tabulate_step_costs
 
 _ROUNDS = 4  # in which batch and rate come close to each other
 
@@ -89,14 +89,12 @@ def _predict_table(demand: ServiceDemand, option: PlanOption) -> StepCosts | Bad
     trace = demand.draw_requests()
     longest = int((trace.prompt_tokens + trace.output_tokens).max())
     try:
-        table = tabulate_step_costs(
-            demand.model,
-            option.gpu,
-            option.shared,
+        steps = StepRange(
             longest_context=longest,
             context_spread=trace.context_spread,
             max_seqs=max(MOST_SEQUENCES[0] // option.shared.pp, 1),
         )
+        table = tabulate_step_costs(demand.model, option.gpu, option.shared, steps)
         if table.cache_tokens < table.groups.count_slots(longest):
             raise BadInput(f"the cache holds {table.cache_tokens} tokens, a request {longest}.")
     except WattcastError as error:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from wattcast.options.serving_options import Deployment
 from wattcast.predictor.api import predict
 from wattcast.predictor.support_distances import SupportWord
 from wattcast.serving.arrivals import Trace
@@ -20,7 +21,7 @@ from wattcast.serving.plan_coefficients import PLAN
 from wattcast.serving.plan_options import PlanOption
 from wattcast.serving.service_demand import PERCENTILE, ServiceDemand
 from wattcast.serving.serving_result import ServingResult
-from wattcast.serving.simulate_serving import TRANSFER_BYTE_PER_S, serve_trace
+from wattcast.serving.simulate_serving import serve_trace
 from wattcast.workload.build_model import build_graph
 from wattcast.workload.model_options import WorkloadPhase
 
@@ -108,7 +109,7 @@ def run_at_rate(
         return RateRun(None, "throughput")
     prefill, decode = option.pools
     settings = replace(option.settings, seed=demand.seed)
-    transfer_s_per_token = costs.count_transfer_s(TRANSFER_BYTE_PER_S) if prefill else 0.0
+    deployment = Deployment(replicas=decode, prefill_replicas=prefill)
     requests = demand.requests
     enough = WAVES * option.max_seqs * costs.lanes * decode
     while True:
@@ -119,9 +120,7 @@ def run_at_rate(
                 trace,
                 costs,
                 settings,
-                replicas=decode,
-                prefill_replicas=prefill,
-                transfer_s_per_token=transfer_s_per_token,
+                deployment,
                 prices=demand.prices,
                 patience=_measure_patience(demand.bounds, requests) if is_brief else None,
             )

@@ -72,7 +72,11 @@ from wattcast.serving.request_sessions import (
 )
 from wattcast.serving.serving_result import ServingResult
 from wattcast.serving.step_costs import StepCosts
-from wattcast.serving.step_tabulation import tabulate_step_costs
+from wattcast.serving.step_tabulation import (
+    CacheSetting,
+    StepRange,
+    tabulate_step_costs,
+)
 from wattcast.serving.trace_files import read_trace
 from wattcast.workload.build_model import build_graph
 from wattcast.workload.model_catalogue import ModelKind, ModelSpec
@@ -84,6 +88,7 @@ from wattcast.workload.model_options import (
 )
 from wattcast.workload.readers.load_workload import find_model
 
+_ONE_ENGINE = Deployment()
 WHOLE_TIME = (
     "energy, power and cost are over the whole time, start and drain included; after a "
     "pause a step "
@@ -117,8 +122,8 @@ def simulate(
     energy. With a list of GPUs, return a result for each kind.
 
     >>> import wattcast
-    >>> found = wattcast.simulate("llama3-8b", "h200", rate="8/s", prompt=512, output=128, seconds=60)
-    >>> round(found.summarise()["ttft_s"]["p50"], 3) < 0.2
+    >>> result = wattcast.simulate("llama3-8b", "h200", rate="8/s", prompt=512, output=128, seconds=60)
+    >>> round(result.summarise()["ttft_s"]["p50"], 3) < 0.2
     True
 
     ``model`` is a catalogue name or a Hugging Face ``config.json``. Lengths and ``arrivals`` are
@@ -135,8 +140,6 @@ def simulate(
         return ResultList(simulate(model, kind, **options) for kind in gpu)
     chosen = SIMULATE.parse(options)
     spec = find_language_model(model)
-    traffic = chosen[Traffic]
-    engine = chosen[EngineOptions]
     settings = chosen[SettingOptions]
     targets = chosen[LatencyTargets]
     bounds = parse_both_bounds(targets.ttft, targets.tpot)
@@ -144,75 +147,111 @@ def simulate(
     chip = find_gpu(gpu, settings.node, settings.engine)
     run = _read_engine_run(chosen.select_keywords(ModelOptions))
 
-    most_tokens = _limit_length(spec, engine, settings.force)
-    loads, rejected, rejection = _draw_loads(chosen, spec.name, most_tokens)
-    traces = [load.requests if isinstance(load, Sessions) else load for load in loads]
-
+    most_tokens = _limit_length(spec, chosen[EngineOptions], settings.force)
+    drawn = _draw_loads(chosen, spec.name, most_tokens)
     limit_w = settings.read_number("power_limit_w")
     if not settings.force:
         check_power_limit(chip, OperatingPoint(power_limit_w=limit_w))
-    caches_prefixes = engine.prefix_caching
-    if caches_prefixes is None:
-        caches_prefixes = keeps_prefixes(spec)
-    costs = tabulate_step_costs(
-        spec,
-        chip,
-        run,
-        max_tokens=engine.max_batched_tokens,
-        max_seqs=max(engine.max_seqs // run.pp, 1),
-        longest_context=max(_longest_context(trace) for trace in traces),
-        context_spread=traces[0].context_spread,
-        tokens_a_step=1 + engine.speculative_tokens,
-        block_tokens=engine.block_tokens,
-        memory_utilisation=engine.memory_utilisation,
-        prefix_caching=caches_prefixes,
-        clock_hz=settings.read_number("clock_hz"),
-        power_limit_w=limit_w,
-    )
-    if engine.cache_tokens is not None:
-        longest = most_tokens or max(_longest_context(trace) for trace in traces)
-        room = costs.groups.convert_engine_tokens(
-            engine.cache_tokens, longest, engine.max_batched_tokens
-        )
-        costs = replace(costs, cache_tokens=room)
-
-    results = _serve_loads(loads, costs, caches_prefixes, chosen, bounds, prices)
+    costs = _tabulate_engine(spec, chip, run, chosen, drawn.traces, most_tokens)
+    results = _serve_loads(drawn.loads, costs, spec, chosen, bounds, prices)
     first = results[0]
-    notes = [rejection] if rejection else []
+    notes = [drawn.rejection] if drawn.rejection else []
     return replace(
         first,
-        seed_spread=_measure_spread(results) if traffic.seeds > 1 else {},
+        seed_spread=_measure_spread(results) if len(results) > 1 else {},
         model_interval=measure_model_interval(spec, chip, run, first),
-        rejected=rejected,
+        rejected=drawn.rejected,
         assumptions=(*notes, WHOLE_TIME, *first.assumptions),
     )
+
+
+@dataclass(frozen=True)
+class _DrawnLoads:
+    """The requests of each seed, and those of the first that the engine rejects as too long."""
+
+    loads: Sequence[Trace | Sessions]
+    rejected: int = 0
+    rejection: str = ""  # a sentence about the rejected ones
+
+    @property
+    def traces(self) -> list[Trace]:
+        """The requests without the order in which sessions send them."""
+        return [load.requests if isinstance(load, Sessions) else load for load in self.loads]
 
 
 def _draw_loads(
     chosen: ParsedOptions,
     model: str,
     most_tokens: int | None,
-) -> tuple[Sequence[Trace | Sessions], int, str]:
-    """Return the requests of each seed, how many the engine rejects as too long, and a sentence."""
+) -> _DrawnLoads:
+    """Draw the requests of each seed, and drop those of more than ``most_tokens``."""
     traffic = chosen[Traffic]
     force = chosen[SettingOptions].force
     if is_interactive(traffic, chosen[Conversations]):
-        return _make_sessions(chosen, None if force else most_tokens), 0, ""
+        return _DrawnLoads(_make_sessions(chosen, None if force else most_tokens))
     traces = _make_traces(traffic, chosen[RequestShape])
     is_set = chosen[EngineOptions].max_model_len is not None
     accepted = [drop_long_requests(trace, model, most_tokens, force, is_set) for trace in traces]
     loads = [trace for trace, _ in accepted]
     rejection = accepted[0][1]
     rejected = len(traces[0]) - len(loads[0]) if rejection else 0
-    return loads, rejected, rejection
+    return _DrawnLoads(loads, rejected, rejection)
+
+
+def _caches_prefixes(spec: ModelSpec, engine: EngineOptions) -> bool:
+    """Whether the engine keeps prompts for later ones, as set or as it decides for the model."""
+    return keeps_prefixes(spec) if engine.prefix_caching is None else engine.prefix_caching
+
+
+def _tabulate_engine(
+    spec: ModelSpec,
+    chip: Gpu,
+    run: ModelOptions,
+    chosen: ParsedOptions,
+    traces: Sequence[Trace],
+    most_tokens: int | None,
+) -> StepCosts:
+    """Predict the costs of all steps that these requests can need, and the room of the cache."""
+    engine = chosen[EngineOptions]
+    settings = chosen[SettingOptions]
+    longest_context = max(_longest_context(trace) for trace in traces)
+    steps = StepRange(
+        max_tokens=engine.max_batched_tokens,
+        max_seqs=max(engine.max_seqs // run.pp, 1),
+        longest_context=longest_context,
+        context_spread=traces[0].context_spread,
+        tokens_a_step=1 + engine.speculative_tokens,
+    )
+    cache_setting = CacheSetting(
+        block_tokens=engine.block_tokens,
+        memory_utilisation=engine.memory_utilisation,
+        prefix_caching=_caches_prefixes(spec, engine),
+    )
+    costs = tabulate_step_costs(
+        spec,
+        chip,
+        run,
+        steps,
+        cache_setting=cache_setting,
+        clock_hz=settings.read_number("clock_hz"),
+        power_limit_w=settings.read_number("power_limit_w"),
+    )
+    if engine.cache_tokens is None:
+        return costs
+    room_tokens = costs.groups.convert_engine_tokens(
+        engine.cache_tokens,
+        most_tokens or longest_context,
+        engine.max_batched_tokens,
+    )
+    return replace(costs, cache_tokens=room_tokens)
 
 
 def _read_engine_run(keywords: Mapping[str, Any]) -> ModelOptions:
     """Return how the GPUs of an engine share the model, and in which formats it runs."""
     run = ModelOptions.from_names(**keywords, stack=SoftwareStack.ENGINE)
     if run.dp > 1 and run.ep <= run.tp:
-        wanted = "engines that share experts (an ep of more GPUs than tp)"
-        raise bad_value("dp", wanted, run.dp, "Use --replicas.")
+        expected = "engines that share experts (an ep of more GPUs than tp)"
+        raise bad_value("dp", expected, run.dp, "Use --replicas.")
     return run
 
 
@@ -226,8 +265,8 @@ def _limit_length(
     if engine.max_model_len is None:
         return positions
     if positions is not None and engine.max_model_len > positions and not force:
-        wanted = f"at most the {positions:,} tokens that {spec.name} was made for"
-        raise bad_value("max_model_len", wanted, engine.max_model_len, "Or use --force.")
+        expected = f"at most the {positions:,} tokens that {spec.name} was made for"
+        raise bad_value("max_model_len", expected, engine.max_model_len, "Or use --force.")
     return engine.max_model_len
 
 
@@ -240,14 +279,14 @@ def _make_sessions(chosen: ParsedOptions, most_tokens: int | None) -> list[Sessi
         trace = trace if isinstance(trace, Trace) else read_trace(trace)
         return [make_closed_loop(trace, traffic, most_tokens)] * traffic.seeds
     if traffic.trace is not None:
-        wanted = "--concurrency or nothing beside a trace, which brings its own requests"
-        raise bad_value("simulate", wanted, "conversations or a ramp")
+        expected = "--concurrency or nothing beside a trace, which brings its own requests"
+        raise bad_value("simulate", expected, "conversations or a ramp")
     if (traffic.rate_per_s is None) == (traffic.concurrency is None):
         count = "neither" if traffic.rate_per_s is None else "both"
         raise bad_value("simulate", "either a rate or clients (--rate, --concurrency)", count)
     if chosen[Deployment].prefill_replicas:
-        wanted = "engines that compute prompts themselves, with --concurrency, --turns or --ramp"
-        raise bad_value("prefill_replicas", wanted, chosen[Deployment].prefill_replicas)
+        expected = "engines that compute prompts themselves, with --concurrency, --turns or --ramp"
+        raise bad_value("prefill_replicas", expected, chosen[Deployment].prefill_replicas)
     talk = chosen[Conversations]
     return [
         draw_sessions(replace(shape, seed=shape.seed + place), traffic, talk, most_tokens)
@@ -285,7 +324,7 @@ def _longest_context(trace: Trace) -> int:
 def _serve_loads(
     loads: Sequence[Trace | Sessions],
     costs: StepCosts,
-    caches_prefixes: bool,
+    spec: ModelSpec,
     chosen: ParsedOptions,
     bounds: tuple[LatencyBound, ...],
     prices: Prices,
@@ -293,39 +332,22 @@ def _serve_loads(
     """Serve the requests of each seed."""
     engine = chosen[EngineOptions]
     deployment = chosen[Deployment]
-    seed = chosen[RequestShape].seed
-    sending_s = 0.0
-    if deployment.prefill_replicas:
-        sending_s = costs.count_transfer_s(deployment.transfer_byte_per_s)
-    settings = EngineSettings(
-        engine.max_batched_tokens,
-        engine.max_seqs,
-        engine.prefix_hit_rate,
-        engine.speculative_tokens,
-        engine.acceptance_rate,
-        seed,
-        caches_prefixes,
-        costs.block_tokens,
-    )
     results = []
-    for place, trace in enumerate(loads):
-        if isinstance(trace, Sessions):
-            result = _serve_sessions(
-                trace, costs, replace(settings, seed=seed + place), deployment, bounds, prices
-            )
-            results.append(result)
-            continue
-        result = serve_trace(
-            trace,
-            costs,
-            replace(settings, seed=seed + place),
-            deployment.replicas,
-            deployment.router,
-            deployment.prefill_replicas,
-            sending_s,
-            bounds,
-            prices,
+    for place, load in enumerate(loads):
+        settings = EngineSettings(
+            engine.max_batched_tokens,
+            engine.max_seqs,
+            engine.prefix_hit_rate,
+            engine.speculative_tokens,
+            engine.acceptance_rate,
+            chosen[RequestShape].seed + place,
+            _caches_prefixes(spec, engine),
+            costs.block_tokens,
         )
+        if isinstance(load, Sessions):
+            result = _serve_sessions(load, costs, settings, deployment, bounds, prices)
+        else:
+            result = serve_trace(load, costs, settings, deployment, bounds, prices)
         results.append(result)
     return results
 
@@ -352,10 +374,7 @@ def serve_trace(
     trace: Trace,
     costs: StepCosts,
     settings: EngineSettings,
-    replicas: int = 1,
-    router: str = "round-robin",
-    prefill_replicas: int = 0,
-    transfer_s_per_token: float = 0.0,
+    deployment: Deployment = _ONE_ENGINE,
     bounds: tuple[LatencyBound, ...] = (),
     prices: Prices | None = None,
     carried: bool = False,
@@ -366,24 +385,18 @@ def serve_trace(
     ``carried`` prompts were computed on another engine and come with their cache. A run that
     breaks the limits of ``patience`` raises ``BoundsBroken`` before its end.
     """
-    notes = [*costs.assumptions, f"router: {router}"]
+    notes = [*costs.assumptions, f"router: {deployment.router}"]
     settings = replace(settings, max_seqs=max(settings.max_seqs // costs.stages, 1))
-    replicas = replicas * costs.lanes
-    prefill_replicas = prefill_replicas * costs.lanes
-    if prefill_replicas:
+    if deployment.prefill_replicas:
         notes.append(
             "prompts are computed on engines of their own; a full decode engine does not "
             "hold them back"
         )
-        prompts = replace(trace, output_tokens=np.ones(len(trace), dtype=np.int64))
-        plan = plan_requests(prompts, settings)
-        served = _share_requests(plan, costs, settings, prefill_replicas, router, patience)
-        served = _decode_apart(
-            served, trace, costs, settings, replicas, router, transfer_s_per_token
-        )
+        served = _serve_in_pools(trace, costs, settings, deployment, patience)
     else:
         plan = plan_requests(trace, settings, carried)
-        served = _share_requests(plan, costs, settings, replicas, router, patience)
+        replicas = deployment.replicas * costs.lanes
+        served = _share_requests(plan, costs, settings, replicas, deployment.router, patience)
     if settings.speculative_tokens:
         notes.append(
             "speculative decoding: drafting itself is free, tokens a step from the acceptance rate"
@@ -441,29 +454,37 @@ class _ServedRequests:
     last_token_s: Array
 
 
-def _decode_apart(
-    prompts: _ServedRequests,
+def _serve_in_pools(
     trace: Trace,
     costs: StepCosts,
     settings: EngineSettings,
-    replicas: int,
-    router: str,
-    transfer_s_per_token: float,
+    deployment: Deployment,
+    patience: Patience | None,
 ) -> _ServedRequests:
-    """Send the cache of computed prompts to other engines, which decode."""
+    """Compute prompts on engines of their own, and send their cache to others, which decode."""
+    prompts = replace(trace, output_tokens=np.ones(len(trace), dtype=np.int64))
+    prefill_plan = plan_requests(prompts, settings)
+    prefill_replicas = deployment.prefill_replicas * costs.lanes
+    prefilled = _share_requests(
+        prefill_plan, costs, settings, prefill_replicas, deployment.router, patience
+    )
     rows = np.flatnonzero(trace.output_tokens > 1)
     if not len(rows):
-        return prompts
-    sending_s = transfer_s_per_token * trace.prompt_tokens[rows]
-    handed_s = prompts.first_token_s[rows] + sending_s
-    order = np.argsort(handed_s, kind="stable")
+        return prefilled
+
+    # the cache of a prompt arrives once it has been sent, in another order than prompts came
+    transfer_s_per_token = costs.count_transfer_s(deployment.transfer_byte_per_s)
+    sent_s = prefilled.first_token_s[rows] + transfer_s_per_token * trace.prompt_tokens[rows]
+    order = np.argsort(sent_s, kind="stable")
     rows = rows[order]
-    sent = make_trace(handed_s[order], trace.prompt_tokens[rows], trace.output_tokens[rows])
-    plan = plan_requests(sent, replace(settings, prefix_hit_rate=0.0), carried=True)
-    decoded = _share_requests(plan, costs, settings, replicas, router)
-    last_s = prompts.last_token_s.copy()
+    sent = make_trace(sent_s[order], trace.prompt_tokens[rows], trace.output_tokens[rows])
+
+    decode_plan = plan_requests(sent, replace(settings, prefix_hit_rate=0.0), carried=True)
+    decode_replicas = deployment.replicas * costs.lanes
+    decoded = _share_requests(decode_plan, costs, settings, decode_replicas, deployment.router)
+    last_s = prefilled.last_token_s.copy()
     last_s[rows] = decoded.last_token_s
-    return _ServedRequests([*prompts.runs, *decoded.runs], prompts.first_token_s, last_s)
+    return _ServedRequests([*prefilled.runs, *decoded.runs], prefilled.first_token_s, last_s)
 
 
 def _share_requests(

@@ -97,44 +97,59 @@ _NO_ATTENTION_LIMIT = 1 << 40  # tokens of a model that keeps no cache
 _NOTES_OF_ONE_STEP = re.compile("no padding|one of .* stages|one of .* replicas")
 
 
+@dataclass(frozen=True)
+class StepRange:
+    """The steps for which costs are tabulated: the largest, and how uneven their contexts are."""
+
+    max_tokens: int = STEP_TOKENS
+    max_seqs: int = 256
+    longest_context: int = 16384
+    # standard deviation of the contexts of a batch over their mean: attention takes longer over
+    # uneven ones
+    context_spread: float = 0.0
+    tokens_a_step: int = 1  # of a sequence that decodes, drafted ones counted
+
+
+@dataclass(frozen=True)
+class CacheSetting:
+    """How an engine lays its cache out, and how much memory it takes in all."""
+
+    block_tokens: int = BLOCK_TOKENS
+    memory_utilisation: float = MEMORY_UTILISATION
+    prefix_caching: bool | None = None  # None: as the engine decides for the model
+
+
+_USUAL_STEPS = StepRange()
+_USUAL_CACHE = CacheSetting()
+
+
 def tabulate_step_costs(
     model: ModelSpec,
     gpu: Gpu,
     options: ModelOptions,
+    steps: StepRange = _USUAL_STEPS,
     *,
-    max_tokens: int = STEP_TOKENS,
-    max_seqs: int = 256,
-    longest_context: int = 16384,
-    context_spread: float = 0.0,
-    tokens_a_step: int = 1,
-    block_tokens: int = BLOCK_TOKENS,
-    memory_utilisation: float = MEMORY_UTILISATION,
-    prefix_caching: bool | None = None,
+    cache_setting: CacheSetting = _USUAL_CACHE,
     clock_hz: float | None = None,
     power_limit_w: float | None = None,
 ) -> StepCosts:
     """Predict the table of a model on a GPU. ``options`` give number format and parallelism.
 
-    The cache takes what weights and the activations of the largest step leave of
-    ``memory_utilisation`` of the visible memory; prefixes are kept as the engine does by itself, or
-    as ``prefix_caching`` says. ``context_spread`` is the standard deviation of
-    the contexts in a batch over their mean: attention takes longer over uneven contexts. A set
-    ``clock_hz`` is the highest clock; the power limit may still lower it.
+    The cache takes what weights and the activations of the largest step leave of the memory that
+    the engine uses. A set ``clock_hz`` is the highest clock; the power limit may still lower it.
     """
     bundle = bundle_for(gpu)
     launches = _count_launches(model, options)
     host = load_host_times()
     if launches.large_graphs:
         host = host.capture_large_graphs()
-    cache = measure_cache(
-        model, gpu, options, max_tokens, block_tokens, memory_utilisation, prefix_caching
-    )
+    cache = measure_cache(model, gpu, options, steps.max_tokens, cache_setting)
 
     # tables of one stage
-    sizes = _place_sizes(host, max_tokens, max_seqs, longest_context)
+    sizes = _place_sizes(host, steps)
     clocks_hz = list_clocks(gpu, clock_hz)
-    graphs = _StepGraphs(model, options, sizes, _context_shares(context_spread))
-    tables = _tabulate_stage(gpu, clocks_hz, graphs, max_seqs * (tokens_a_step + 1))
+    graphs = _StepGraphs(model, options, sizes, _context_shares(steps.context_spread))
+    tables = _tabulate_stage(gpu, clocks_hz, graphs, steps.max_seqs * (steps.tokens_a_step + 1))
 
     # a lane takes the layers of all stages
     stages = options.pp
@@ -240,18 +255,16 @@ class _StepSizes:
         return self.tokens[-1]
 
 
-def _place_sizes(
-    host: HostTimes,
-    max_tokens: int,
-    max_seqs: int,
-    longest_context: int,
-) -> _StepSizes:
+def _place_sizes(host: HostTimes, steps: StepRange) -> _StepSizes:
+    """Return the sizes at which steps of a range are predicted."""
+    most_tokens = max(steps.max_tokens, steps.max_seqs)
+    longest_context = max(steps.longest_context, 2 * CONTEXT_KNOTS[0])
     return _StepSizes(
-        tokens=_place_knots((*host.capture_sizes, *TOKEN_KNOTS), max(max_tokens, max_seqs)),
-        batches=_place_knots(BATCH_KNOTS, max_seqs),
-        decodes=_place_knots(DECODE_KNOTS, max_seqs),
-        prompts=_place_knots(PROMPT_KNOTS, max_tokens),
-        contexts=_place_knots(CONTEXT_KNOTS, max(longest_context, 2 * CONTEXT_KNOTS[0])),
+        tokens=_place_knots((*host.capture_sizes, *TOKEN_KNOTS), most_tokens),
+        batches=_place_knots(BATCH_KNOTS, steps.max_seqs),
+        decodes=_place_knots(DECODE_KNOTS, steps.max_seqs),
+        prompts=_place_knots(PROMPT_KNOTS, steps.max_tokens),
+        contexts=_place_knots(CONTEXT_KNOTS, longest_context),
     )
 
 
@@ -573,9 +586,7 @@ def measure_cache(
     gpu: Gpu,
     options: ModelOptions,
     max_tokens: int,
-    block_tokens: int,
-    utilisation: float,
-    prefix_caching: bool | None = None,
+    setting: CacheSetting = _USUAL_CACHE,
 ) -> CacheSize:
     """Return the size of the cache that memory leaves, or raise an error where it leaves none.
 
@@ -592,20 +603,20 @@ def measure_cache(
     )
     need = compute_footprint(model, largest)
     memory_byte = load_host_times().visible_memory * float(np.min(gpu.memory.capacity_byte))
-    usable_byte = memory_byte * utilisation
+    usable_byte = memory_byte * setting.memory_utilisation
     cache_byte = usable_byte - need.weight_byte - need.activation_byte - need.workspace_byte
     byte_per_token = need.cache_byte / max_tokens
     tokens = _NO_ATTENTION_LIMIT
-    groups = CacheGroups(block_tokens, block_tokens * byte_per_token)
+    prefix_caching = setting.prefix_caching
+    groups = CacheGroups(setting.block_tokens, setting.block_tokens * byte_per_token)
     if has_mixed_caches(model):
         if prefix_caching is None:
             prefix_caching = keeps_prefixes(model)
         layers = measure_layer_caches(model, options)
-        groups = group_layers(layers, block_tokens, prefix_caching=prefix_caching)
-        block_tokens = groups.block_tokens
+        groups = group_layers(layers, setting.block_tokens, prefix_caching=prefix_caching)
     if byte_per_token:
-        tokens = int(cache_byte // groups.block_byte) * block_tokens
-    if tokens < block_tokens:
+        tokens = int(cache_byte // groups.block_byte) * groups.block_tokens
+    if tokens < groups.block_tokens:
         cards = "the" if options.gpu_count == 1 else "each"
         raise WattcastError(
             f"{model.name}: weights of {1e-9 * need.weight_byte:.1f} GB leave no room for "
@@ -615,10 +626,10 @@ def measure_cache(
         )
     content = f"{tokens} tokens"
     if groups.count > 1 or groups.states:
-        content = (
-            f"{tokens // block_tokens} blocks of {block_tokens} tokens of one of "
-            f"{groups.count + groups.states} groups of layers"
-            f"{'' if prefix_caching else ', without a cache of prefixes'}"
-        )
-    note = f"cache: {content}, {utilisation:.0%} of the memory less weights and activations"
+        blocks = f"{tokens // groups.block_tokens} blocks of {groups.block_tokens} tokens"
+        prefixes = "" if prefix_caching else ", without a cache of prefixes"
+        group_count = groups.count + groups.states
+        content = f"{blocks} of one of {group_count} groups of layers{prefixes}"
+    share = f"{setting.memory_utilisation:.0%} of the memory"
+    note = f"cache: {content}, {share} less weights and activations"
     return CacheSize(tokens, byte_per_token, note, groups)

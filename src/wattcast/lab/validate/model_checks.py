@@ -65,7 +65,11 @@ from wattcast.serving.arrivals import Trace, make_trace
 from wattcast.serving.governed_steps import predict_steady_step
 from wattcast.serving.request_plan import EngineSettings
 from wattcast.serving.step_costs import StepCosts
-from wattcast.serving.step_tabulation import tabulate_step_costs
+from wattcast.serving.step_tabulation import (
+    CacheSetting,
+    StepRange,
+    tabulate_step_costs,
+)
 
 _LATENCY_GOALS = {
     "TPOT p50": (6.0, 3.0),
@@ -434,17 +438,21 @@ def tabulate_engine(
     """Tabulate the engine as it was started, for contexts all alike or uneven as in the traffic it
     ``served``.
     """
+    context_spread = 0.0
+    if served:
+        context_spread = float(np.mean([trace.context_spread for trace in served]))
+    steps = StepRange(
+        max_tokens=int(engine["max_batched_tokens"]),
+        max_seqs=int(engine["max_seqs"]),
+        longest_context=int(engine["max_model_len"]),
+        context_spread=context_spread,
+    )
     return tabulate_step_costs(
         load_measured_model(engine["model"]),
         gpu,
         read_engine_options(engine),
-        max_tokens=int(engine["max_batched_tokens"]),
-        max_seqs=int(engine["max_seqs"]),
-        longest_context=int(engine["max_model_len"]),
-        context_spread=float(np.mean([trace.context_spread for trace in served]))
-        if served
-        else 0.0,
-        prefix_caching=bool(engine.get("prefix_caching")),
+        steps,
+        cache_setting=CacheSetting(prefix_caching=bool(engine.get("prefix_caching"))),
     )
 
 

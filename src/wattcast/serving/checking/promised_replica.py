@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from wattcast.hardware import Gpu
+from wattcast.options.serving_options import Deployment
 from wattcast.predictor.api import find_gpu
 from wattcast.serving.arrivals import (
     Counts,
@@ -21,13 +22,12 @@ from wattcast.serving.option_bounds import set_card
 from wattcast.serving.request_plan import EngineSettings
 from wattcast.serving.serving_result import ServingResult
 from wattcast.serving.simulate_serving import (
-    TRANSFER_BYTE_PER_S,
     find_language_model,
     measure_model_interval,
     serve_trace,
 )
 from wattcast.serving.step_costs import StepCosts
-from wattcast.serving.step_tabulation import tabulate_step_costs
+from wattcast.serving.step_tabulation import StepRange, tabulate_step_costs
 from wattcast.workload.model_options import ModelOptions, count_positions
 
 # What is compared: all that engines and cards report as means.
@@ -91,15 +91,13 @@ class PromisedReplica:
         trace = self._draw(1.0, 1.0, 500, 1)
         longest = LONGER * int((trace.prompt_tokens + trace.output_tokens).max())
         most = count_positions(spec)
-        table = tabulate_step_costs(
-            spec,
-            self.gpu,
-            self.shared,
+        steps = StepRange(
             max_tokens=max(replica.max_batched_tokens, replica.max_seqs),
             longest_context=min(longest, most or longest),
             context_spread=trace.context_spread,
             max_seqs=max(2 * replica.max_seqs // self.shared.pp, 1),
         )
+        table = tabulate_step_costs(spec, self.gpu, self.shared, steps)
         return set_card(table, self.gpu, replica.clock_hz, replica.power_limit_w)
 
     @cached_property
@@ -142,15 +140,11 @@ class PromisedReplica:
             most_tokens, replica.max_seqs, prefix_hit_rate=traffic.prefix_hit_rate, seed=seed
         )
         costs = change.change_costs(self.costs)
-        prefill = replica.prefill_engines
-        return serve_trace(
-            trace,
-            costs,
-            change.change_settings(settings),
+        deployment = Deployment(
             replicas=replica.decode_engines,
-            prefill_replicas=prefill,
-            transfer_s_per_token=costs.count_transfer_s(TRANSFER_BYTE_PER_S) if prefill else 0.0,
+            prefill_replicas=replica.prefill_engines,
         )
+        return serve_trace(trace, costs, change.change_settings(settings), deployment)
 
     def _draw(
         self,
