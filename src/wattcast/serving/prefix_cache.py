@@ -41,6 +41,9 @@ class FoundPrefix(NamedTuple):
     new_blocks: int  # of these stretches, which nobody uses at the moment
 
 
+_NOTHING_FOUND = FoundPrefix(0, 0, 0)
+
+
 @dataclass(slots=True)
 class _CachedStretch:
     """How many blocks of a stretch are there, and how many requests use it."""
@@ -70,6 +73,8 @@ class PrefixCache:
         The last token is computed in any case, since its logits are needed.
         """
         stretches = self._stretches
+        if not path.trunk and path.branch not in stretches:
+            return _NOTHING_FOUND
         blocks = 0
         new_blocks = 0
         found = 0
@@ -118,6 +123,9 @@ class PrefixCache:
     ) -> None:
         """Note that a request has ended or was preempted, with so many tokens in the cache."""
         blocks = tokens // self.block_tokens
+        if not path.trunk and path.branch not in self._stretches:
+            self._keep_alone(path.branch, blocks)
+            return
         for _, size in path.trunk:
             blocks -= size
         branch = self._stretches.setdefault(path.branch, _CachedStretch(0, users=1))
@@ -129,17 +137,28 @@ class PrefixCache:
 
     def shrink(self, room_blocks: float) -> None:
         """Evict what lies longest unused until no more than ``room_blocks`` remain unused."""
+        kept_blocks = int(max(room_blocks, 0))
         while self.free_blocks > room_blocks and self._free:
             name = next(iter(self._free))
             cached = self._stretches[name]
-            surplus = self.free_blocks - int(max(room_blocks, 0))
-            evicted = min(cached.blocks, surplus)
+            evicted = min(cached.blocks, self.free_blocks - kept_blocks)
             cached.blocks -= evicted
             self.free_blocks -= evicted
             self.evicted_blocks += evicted
             if cached.blocks == 0:
                 del self._free[name]
                 del self._stretches[name]
+
+    def _keep_alone(
+        self,
+        name: Hashable,
+        blocks: int,
+    ) -> None:
+        """Keep the blocks of a request that shared none while it ran."""
+        if blocks > 0:
+            self._stretches[name] = _CachedStretch(blocks)
+            self._free[name] = None
+            self.free_blocks += blocks
 
     def _take(
         self,
