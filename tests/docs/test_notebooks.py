@@ -67,8 +67,27 @@ def test_a_notebook_runs_and_shows_what_it_printed(path: Path, ran: dict[Path, l
     assert path.stat().st_size < 100_000, "figures in a notebook stay small"
 
 
-def test_there_are_three() -> None:
-    assert len(NOTEBOOKS) == 3
+LECTURES = (
+    "why-decode-is-memory-bound",
+    "the-price-of-a-power-limit",
+    "size-a-deployment",
+    "from-counters-to-watts",
+)
+
+
+def test_a_lecture_has_a_question_a_figure_and_exercises() -> None:
+    import nbformat
+
+    assert len(NOTEBOOKS) == 6
+    for name in LECTURES:
+        path = next(path for path in NOTEBOOKS if path.stem == name)
+        cells = nbformat.read(path, as_version=4).cells
+        words = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+        outputs = [output for cell in cells for output in cell.get("outputs", [])]
+        assert "**Question.**" in words
+        assert "## Exercises" in words
+        assert any("image/png" in output.get("data", {}) for output in outputs)
+        assert "assert " in cells[-1].source + cells[-2].source, "an exercise is worked out"
 
 
 if __name__ == "__main__":
