@@ -21,6 +21,7 @@ from wattcast.predictor.api import find_gpu, predict
 from wattcast.predictor.bundle import bundle_for
 from wattcast.serving.engine_simulator import ReplicaRun
 from wattcast.serving.serving_result import ServingResult
+from wattcast.timeseries.governor_ripple import add_ripple
 from wattcast.timeseries.power_curve import (
     PowerCurve,
     join_pieces,
@@ -88,7 +89,15 @@ def trace_replica(run: ReplicaRun, split: PowerSplit) -> PowerCurve:
     rows[states == state_code("prefill")] = 1
     rows[states == state_code("decode")] = 2
     part_j = joules[:, np.newaxis] * shares[rows]
-    return join_pieces(spans, part_j, states, split.parts, idle_part_w, run.gpu_count)
+    curve = join_pieces(
+        spans,
+        part_j,
+        states,
+        split.parts,
+        idle_part_w,
+        run.gpu_count,
+    )
+    return add_ripple(curve, run.limit_w)
 
 
 def split_engine_power(

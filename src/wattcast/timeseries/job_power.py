@@ -4,14 +4,18 @@ The micro-batches of a step compute and exchange in turn; then come the exchange
 wait for other pipeline stages, and the update of the weights. The mean power of a step and the
 power while it waits are those of ``train``. The job counts evaluation, and work that failures
 repeat, as further steps, so the series has them as steps, too: its sum is the energy of the job.
-After so many steps as ``train`` was told the GPUs wait for a checkpoint.
+After so many steps as ``train`` was told the GPUs wait for a checkpoint. At the power limit tenths of
+a second differ (``governor_ripple``).
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from wattcast.core.arrays import Array
+from wattcast.timeseries.governor_ripple import add_ripple
 from wattcast.timeseries.power_curve import (
     PowerCurve,
     StateCodes,
@@ -60,7 +64,7 @@ def trace_training(result: TrainingResult) -> PowerCurve:
     part_j[:, 0] = spans_s * waiting_w
     part_j[:, 1] = spans_s * (watts - waiting_w)
     idle_part_w = np.array([result.waiting_w, 0.0])
-    return join_pieces(
+    curve = join_pieces(
         spans_s,
         part_j,
         states,
@@ -69,6 +73,24 @@ def trace_training(result: TrainingResult) -> PowerCurve:
         result.gpus,
         repeats=repeats,
     )
+    limit = find_power_limit(result)
+    return curve if limit is None else add_ripple(curve, limit.held_w, limit.unlimited_w)
+
+
+class HeldPower(NamedTuple):
+    """The power that the governor holds a computing GPU at, and what it would draw without."""
+
+    held_w: float
+    unlimited_w: float
+
+
+def find_power_limit(result: TrainingResult) -> HeldPower | None:
+    """Return what a job that is held at its power limit draws; None where it meets the limit."""
+    swept = result.candidates[0].swept
+    if swept is None or float(result.step.clock_hz) >= float(swept.clock_hz[-1]):
+        return None
+    _, watts, _ = list_step_pieces(result)
+    return HeldPower(float(watts.max()), float(swept.compute_w[-1]))
 
 
 def _order_steps(

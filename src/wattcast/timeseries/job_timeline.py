@@ -12,8 +12,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from wattcast.core.arrays import Array
+from wattcast.timeseries.governor_ripple import RIPPLE, overshoot_after_pause_j
 from wattcast.timeseries.hall_file import TrainingLoad
-from wattcast.timeseries.job_power import list_step_pieces
+from wattcast.timeseries.job_power import (
+    HeldPower,
+    find_power_limit,
+    list_step_pieces,
+)
 from wattcast.timeseries.power_curve import (
     PowerCurve,
     StateCodes,
@@ -36,6 +41,7 @@ class JobSteps:
     waiting_w: float
     tokens_per_s: float
     gpus: int
+    limit: HeldPower | None  # None: the job draws less than the governor allows
 
     @property
     def step_s(self) -> float:
@@ -69,7 +75,22 @@ class JobTimeline:
         curve = replace(steps.step, repeats=count)
         waiting_j = steps.waiting_w * self._seconds_in(_CHECKPOINT, times_s)
         down_j = down_w * self._seconds_in(_DOWN, times_s)
-        return np.asarray(curve.energy_until(running_s)[:, 0] + waiting_j + down_j)
+        beyond_j = self._overshoot_until(steps.limit, times_s)
+        return np.asarray(curve.energy_until(running_s)[:, 0] + waiting_j + down_j + beyond_j)
+
+    def _overshoot_until(self, limit: HeldPower | None, times_s: Array) -> Array:
+        """Return the joules of one GPU beyond its limit, drawn after pauses and not yet made up for.
+
+        All GPUs of a job go on at once, so a hall sees the sum.
+        """
+        is_resumed = (self.states == _RUNNING)[1:] & (np.diff(self.begin_s)[:-1] >= RIPPLE.pause_s)
+        resumed_s = self.begin_s[1:-1][is_resumed]
+        if limit is None or not len(resumed_s):
+            return np.zeros(len(times_s))
+        place = np.searchsorted(resumed_s, times_s, side="right") - 1
+        since_s = times_s - resumed_s[np.maximum(place, 0)]
+        beyond_j = overshoot_after_pause_j(since_s, *limit)
+        return np.where(place < 0, 0.0, beyond_j)
 
     def working_share(self, seconds: Array) -> Array:
         """Return the share of each second in which the job runs; ``seconds`` are edges."""
@@ -111,7 +132,8 @@ def _trace_step(result: TrainingResult) -> JobSteps:
     curve = join_pieces(
         spans_s, (watts * spans_s)[:, np.newaxis], states, ("gpu",), np.array([waiting_w]), 1
     )
-    return JobSteps(curve, waiting_w, result.tokens_per_s, result.gpus)
+    limit = find_power_limit(result)
+    return JobSteps(curve, waiting_w, result.tokens_per_s, result.gpus, limit)
 
 
 def draw_job(
