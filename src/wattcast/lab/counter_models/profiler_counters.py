@@ -352,7 +352,9 @@ def _read_value(
         number = float(text.replace(",", ""))
     except ValueError:
         return math.nan
-    if not math.isfinite(number):
+    if math.isnan(number):  # a ratio of which nothing was counted
+        return math.nan
+    if math.isinf(number):
         raise bad_value(where, "a finite number", text)
     unit = unit.strip()
     head = unit.split("/")[0]

@@ -25,7 +25,7 @@ _SCHEDULERS = 4.0
 _ELAPSED = "sm__cycles_elapsed"
 _ACTIVE = "sm__cycles_active"
 _PIPE = "sm__inst_executed_pipe_{}"
-_USED_BYTES = "smsp__sass_average_data_bytes_per_sector_mem_global_op_{}.ratio"
+_USED_BYTES = "smsp__sass_average_data_bytes_per_sector_mem_global_op_{}"
 
 
 @dataclass(frozen=True)
@@ -113,6 +113,11 @@ def _add_cycles(metrics: Metrics, pipes: PipeRates | None) -> None:
     for name in (_ELAPSED, _ACTIVE):
         for rollup in ("avg", "max"):
             _add(metrics, f"{name}.sum", _scaled(metrics, f"{name}.{rollup}", pipes.sm_count))
+    time_s = metrics.get(METRICS["time"])
+    if time_s is not None:
+        cycles = _scaled(metrics, f"{_ELAPSED}.avg.per_second", time_s * pipes.sm_count)
+        _add(metrics, f"{_ELAPSED}.sum", cycles)
+    _add(metrics, f"{_ELAPSED}.max", _scaled(metrics, f"{_ELAPSED}.sum", 1.0 / pipes.sm_count))
 
 
 def _add_pipes(metrics: Metrics, pipes: PipeRates | None) -> None:
@@ -178,10 +183,12 @@ def _add_access_sizes(metrics: Metrics) -> None:
     used_byte = np.zeros_like(threads)
     requests = np.zeros_like(threads)
     for way, sectors, accesses in ways:
-        needed = (_USED_BYTES.format(way), METRICS[sectors], METRICS[accesses])
-        if all(name in metrics for name in needed):
-            used_byte = used_byte + metrics[needed[0]] * metrics[needed[1]]
-            requests = requests + metrics[needed[2]]
+        used = _read_used_bytes(metrics, way)
+        if used is None or any(METRICS[name] not in metrics for name in (sectors, accesses)):
+            continue
+        # the ratio is no number where no sector was moved
+        used_byte = used_byte + np.nan_to_num(used) * np.nan_to_num(metrics[METRICS[sectors]])
+        requests = requests + np.nan_to_num(metrics[METRICS[accesses]])
     if not (requests > 0.0).any():
         return
     lanes = np.maximum(requests * np.maximum(threads, 1.0), 1.0)
@@ -190,3 +197,11 @@ def _add_access_sizes(metrics: Metrics) -> None:
     nearest = np.abs(np.log2(np.maximum(mean, 0.5))[:, np.newaxis] - np.log2(sizes)).argmin(axis=1)
     for place, name in enumerate(names):
         metrics[name] = np.where(nearest == place, requests, 0.0)
+
+
+def _read_used_bytes(metrics: Metrics, way: str) -> Array | None:
+    """Return the bytes that threads use of a sector, of loads or stores; a share is of 32 bytes."""
+    name = _USED_BYTES.format(way)
+    if f"{name}.ratio" in metrics:
+        return metrics[f"{name}.ratio"]
+    return _scaled(metrics, f"{name}.pct", _SECTOR_BYTE)
