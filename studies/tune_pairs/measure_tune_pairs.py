@@ -105,6 +105,7 @@ class ProgramVersion:
     outputs: int
     dtype: str
     rtol: float
+    advice: str = ""  # what an expert would say first, of sets that name it; ways apart by "|"
 
     @property
     def id(self) -> str:
@@ -112,9 +113,9 @@ class ProgramVersion:
         return f"{self.program}: {self.change}"
 
 
-def read_versions() -> list[ProgramVersion]:
-    """Read ``tune_pairs.csv``."""
-    with (HERE / "tune_pairs.csv").open(encoding="utf-8") as file:
+def read_versions(table: Path = HERE / "tune_pairs.csv") -> list[ProgramVersion]:
+    """Read a table of versions, by default ``tune_pairs.csv``."""
+    with table.open(encoding="utf-8") as file:
         rows: list[dict[str, Any]] = list(csv.DictReader(file))
     for row in rows:
         row |= {
@@ -127,9 +128,9 @@ def read_versions() -> list[ProgramVersion]:
 class PairBench:
     """The device with inputs in its memory, and every kernel that was launched once."""
 
-    def __init__(self) -> None:
+    def __init__(self, cubin: bytes | None = None) -> None:
         self.device = device = CudaDevice.open()
-        self.cubin = compile_cubin(
+        self.cubin = cubin or compile_cubin(
             (HERE / "tune_kernels.cu").read_text(), device.architecture, "tune_kernels.cu"
         )
         self.single, self.double = device.allocate(4 * LARGEST), device.allocate(8 * LARGEST)
@@ -234,12 +235,17 @@ def measure_version(
     }
 
 
-def measure_pairs(out: Path, versions: list[ProgramVersion], budget_s: float) -> int:
+def measure_pairs(
+    out: Path,
+    versions: list[ProgramVersion],
+    budget_s: float,
+    cubin: bytes | None = None,
+) -> int:
     """Measure time and power of every version that ``out`` lacks; return how many failed."""
     deadline_s, failed = time.monotonic() + budget_s, 0
     journal, run = Journal(out / "tune_pairs.jsonl"), make_run_name()
     with Sampler("nvml") as sampler:
-        bench = PairBench()
+        bench = PairBench(cubin)
         device = bench.device
         info = make_run_info(
             run, sampler.identity, sm_count=device.sm_count, l2_byte=device.l2_byte
@@ -280,11 +286,15 @@ def measure_pairs(out: Path, versions: list[ProgramVersion], budget_s: float) ->
     return failed
 
 
-def count_pairs(versions: list[ProgramVersion], budget_s: float) -> None:
+def count_pairs(
+    versions: list[ProgramVersion],
+    budget_s: float,
+    cubin: bytes | None = None,
+) -> None:
     """Launch every program twice, the second time for the profiler; those before a change come
     first.
     """
-    deadline_s, bench, seen = time.monotonic() + budget_s, PairBench(), set()
+    deadline_s, bench, seen = time.monotonic() + budget_s, PairBench(cubin), set()
     for version in sorted(versions, key=lambda v: v.change != "before"):
         shape = (version.kernels, version.blocks, version.shared_byte)
         if time.monotonic() > deadline_s:

@@ -1,0 +1,168 @@
+"""Measure twenty programs before and after a change, predicted from ``ncu --set full`` alone.
+
+Run ``python studies/tune_pairs/measure_full_set.py --out FOLDER`` on a machine with a GPU and Nsight
+Compute, from the repository's root. The steps come in this order, each with a limit of its own:
+
+1. ``ncu --set full`` of every program before its change (``before_full.csv``);
+2. what ``wattcast lab tune`` says of these (``predictions.json``);
+3. time and power of all programs before and after the change (``tune_pairs.jsonl``);
+4. the kernels' own times, before and after, by the profiler (``times.csv``).
+
+Nothing of a program after its change is seen before it was predicted. ``full_set_pairs.csv`` names
+the programs, with the advice that an expert would give first; two of them are as good as they can
+be, so that none is due. ``judge_full_set.py`` has the rule. ``--dry-run`` compiles the kernels and
+measures nothing; ``--steps 34`` runs some of the steps. Clocks are never set.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+from tempfile import gettempdir
+
+import measure_tune_pairs
+from measure_tune_pairs import (
+    HERE,
+    ProgramVersion,
+    count_pairs,
+    measure_pairs,
+    read_versions,
+)
+from wattcast.lab.campaigns.nsight_counters import find_ncu
+from wattcast.measure.cuda_device import compile_cubin
+from wattcast.measure.sampler import make_child_environment
+from wattcast.measure.steady_state import SettlingRule, say
+
+PAIRS = HERE / "full_set_pairs.csv"
+KERNELS = HERE / "full_set_kernels.cu"
+LIMITS_S = {"full": 75.0, "measure": 85.0, "times": 25.0}
+WRITE_S = 15.0  # ncu writes its report after the program has ended
+RULE = SettlingRule(
+    settle_s=0.3, least_ticks=5, longest_s=1.6, least_s=0.8, linger_s=0.15, look_s=0.04
+)
+TIMES = (
+    "gpu__time_duration.sum",
+    "sm__cycles_elapsed.max",
+    "sm__cycles_elapsed.sum",
+    "launch__grid_size",
+    "launch__block_size",
+)
+
+
+def read_cubin(out: Path, architecture: str = "sm_90") -> bytes:
+    """Compile the kernels, or read what was compiled for this folder before."""
+    kept = Path(gettempdir()) / f"full_set_{out.resolve().name}_{KERNELS.stat().st_size}.cubin"
+    if not kept.exists():
+        kept.write_bytes(compile_cubin(KERNELS.read_text(), architecture, KERNELS.name))
+    return kept.read_bytes()
+
+
+def run_profiler(out: Path, options: list[str], which: str, limit_s: float) -> None:
+    """Run the programs of this study under ``ncu``."""
+    command = [
+        find_ncu(),
+        *"--clock-control none --cache-control none --profile-from-start off".split(),
+        *options,
+        sys.executable,
+        __file__,
+        *("--out", str(out), "--target", which, "--budget", f"{limit_s:.0f}"),
+    ]
+    try:
+        subprocess.run(
+            command,
+            timeout=limit_s + WRITE_S,
+            check=False,
+            env=make_child_environment(),
+            stdout=2,
+        )
+    except subprocess.TimeoutExpired:
+        say("ncu did not end in time.")
+
+
+def profile_before(out: Path) -> None:
+    """Collect the full set of every program before its change, and export it as users do."""
+    report = out / "before_full.ncu-rep"
+    run_profiler(out, ["--set", "full", "-f", "-o", str(report)], "before", LIMITS_S["full"])
+    pages = {
+        "before_full.csv": ["--print-units", "base"],
+        "before_full_instances.csv": [
+            *("--print-units", "base", "--print-metric-instances", "details"),
+            *("--metrics", "regex:sass__inst_executed"),
+        ],
+    }
+    for name, options in pages.items():
+        export = [find_ncu(), "--import", str(report), "--csv", "--page", "raw", *options]
+        with (out / name).open("w") as stream:
+            subprocess.run(export, stdout=stream, check=False, timeout=40.0)
+        say(f"{name}: {(out / name).stat().st_size} bytes")
+
+
+def predict_changes(out: Path, versions: list[ProgramVersion]) -> None:
+    """Write what `tune` says of every program before its change."""
+    from judge_full_set import predict_programs  # needs the whole package, measuring does not
+
+    predictions = predict_programs(out / "before_full.csv", versions)
+    (out / "predictions.json").write_text(json.dumps(predictions, indent=1))
+    say(f"{len(predictions)} programs predicted")
+
+
+def profile_times(out: Path) -> None:
+    """Have the profiler take the time of all kernels, before and after."""
+    options = ["--csv", "--page", "raw", "--print-units", "base"]
+    options += ["--metrics", ",".join(TIMES), "--log-file", str(out / "times.csv")]
+    run_profiler(out, options, "all", LIMITS_S["times"])
+
+
+def run_steps(out: Path, steps: str, versions: list[ProgramVersion]) -> int:
+    """Run the steps in order; one that fails is told and the next ones run."""
+    measure_tune_pairs.RULE = RULE
+    cubin = read_cubin(out)
+    failed = 0
+    work = {
+        "1": lambda: profile_before(out),
+        "2": lambda: predict_changes(out, versions),
+        "3": lambda: measure_pairs(out, versions, LIMITS_S["measure"], cubin),
+        "4": lambda: profile_times(out),
+    }
+    for step in steps:
+        began_s = time.monotonic()
+        try:
+            work[step]()
+        except Exception:
+            failed += 1
+            say(traceback.format_exc())
+        say(f"step {step}: {time.monotonic() - began_s:.0f} s")
+    return failed
+
+
+def main() -> int:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--steps", default="1234")
+    parser.add_argument("--target", choices=["before", "all"], help="the process under ncu")
+    parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("--budget", type=float, default=75.0, help="seconds, of --target")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    versions = read_versions(PAIRS)
+    cubin = read_cubin(options.out)
+    if options.target:
+        chosen = [v for v in versions if options.target == "all" or v.change == "before"]
+        count_pairs(chosen, options.budget, cubin)
+        return 0
+    if options.dry_run:
+        needed = {name for v in versions for name in (*v.kernels, v.prepare) if name}
+        lacking = sorted(name for name in needed if name.encode() not in cubin)
+        print(f"{len(versions)} versions, {len(needed)} kernels; lacking: {lacking}")
+        return 4 if lacking else 0
+    return 4 if run_steps(options.out, options.steps, versions) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

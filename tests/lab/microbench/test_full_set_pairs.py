@@ -1,0 +1,101 @@
+"""The study of twenty kernel pairs that `lab tune` predicts from ``ncu --set full``."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from test_tune_full_set import Table, as_full_set
+
+from judge_full_set import PAIRS, judge_folder, predict_programs
+from judge_tune_pairs import find_files
+from measure_tune_pairs import ProgramVersion, read_versions
+from wattcast.lab.microbench.launch_judges import LAUNCH_JUDGES
+from wattcast.lab.microbench.tuning import JUDGES
+
+VERSIONS = read_versions(PAIRS)
+TIME = "gpu__time_duration.sum"
+
+
+def write_table(path: Path, table: Table) -> None:
+    """Write a table as Nsight Compute exports it."""
+    with path.open("w", newline="") as stream:
+        csv.writer(stream, quoting=csv.QUOTE_ALL).writerows(table)
+
+
+def rename_rows(table: Table, versions: list[ProgramVersion]) -> Table:
+    """Return the first kernel of a table under the names and sizes of the study's kernels."""
+    head, units, row = table[:3]
+    name = head.index("Kernel Name")
+    grid = head.index("launch__grid_size")
+    rows = []
+    for version in versions:
+        for kernel in version.kernels:
+            changed = list(row)
+            changed[name] = f"{kernel}(const float *, const double *, float *, float *, int)"
+            changed[grid] = str(version.blocks)
+            rows.append(changed)
+    return [head, units, *rows]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a folder of measurements up in which every change saves half of the time."""
+    out = tmp_path_factory.mktemp("full")
+    with find_files("sixth held-out")[1].open(newline="") as stream:
+        table = list(csv.reader(stream))
+    full = as_full_set([table[0], table[1], *table[2:3]])
+    before = [version for version in VERSIONS if version.change == "before"]
+    write_table(out / "before_full.csv", rename_rows(full, before))
+    times = rename_rows(table, [*before, *(v for v in VERSIONS if v.change != "before")])
+    column = times[0].index(TIME)
+    kernels_before = sum(len(version.kernels) for version in before)
+    for place, row in enumerate(times[2:]):
+        row[column] = "200000" if place < kernels_before else "100000"
+    write_table(out / "times.csv", times)
+    rows = []
+    for version in VERSIONS:
+        shown_s = 2e-4 if version.change == "before" else 1e-4
+        values = {"sustained_s": shown_s, "burst_s": shown_s, "sm_clock_hz": 1.9e9}
+        rows.append(json.dumps({"id": version.id} | values))
+    (out / "tune_pairs.jsonl").write_text("\n".join(rows) + "\n")
+    return out
+
+
+def test_the_set_has_a_pair_of_every_bottleneck() -> None:
+    """Twenty programs of one pair each; eighteen with an advice, one of each kind that there is."""
+    programs = {version.program for version in VERSIONS}
+    before = [version for version in VERSIONS if version.change == "before"]
+    assert len(programs) == len(before) == 20
+    assert len(VERSIONS) == 40
+    due = [version.advice.split("|")[0] for version in before if version.advice]
+    assert sorted(due) == sorted([*JUDGES, "fusion"])
+    assert set(LAUNCH_JUDGES) < set(due)
+    changes = {v.program: v.change for v in VERSIONS if v.change != "before"}
+    for version in before:
+        if version.advice:
+            assert changes[version.program] in version.advice.split("|")
+
+
+def test_what_was_predicted_on_the_machine_is_judged(folder: Path) -> None:
+    """Every program is predicted from its own rows, and the written predictions are what counts."""
+    predictions = predict_programs(folder / "before_full.csv", VERSIONS)
+    assert len(predictions) == 20
+    made_up = {
+        program: {"advice": [{"change": "coalescing", "time": -0.4, "between": [-0.5, 0.0]}]}
+        for program in predictions
+    }
+    (folder / "predictions.json").write_text(json.dumps(made_up))
+    pairs, firsts = judge_folder(folder)
+    assert len(pairs) == len(firsts) == 20
+    right = {pair["pair"] for pair in pairs if pair["sign"]}
+    assert right == {"particles: coalescing"}
+    assert {first["program"] for first in firsts if first["right"]} == {"particles"}
+    by_pair = {pair["pair"]: pair for pair in pairs}
+    assert by_pair["particles: coalescing"]["measured"] == pytest.approx(-0.5)
+    assert by_pair["particles: coalescing"]["near"]
+    assert not by_pair["heads: bank conflicts"]["near"]
+    again, _ = judge_folder(folder, again=True)
+    assert any(pair["predicted"] != 0.0 for pair in again)
