@@ -39,12 +39,16 @@ def test_tiles_shrink_with_shared_memory_and_registers() -> None:
         return np.asarray(timeline.varied.get("l2_byte", own))[..., products]
 
     base = count_l2_byte()
-    assert np.array_equal(count_l2_byte(shared=1.01 / DESIGNS.shared_margin), base)
-    assert (count_l2_byte(shared=0.5 / DESIGNS.shared_margin) > base).all()
+    # Two stages of 128 by 256 outputs and 64 elements of K in bf16 take 96 KiB of 227.
+    assert np.array_equal(count_l2_byte(shared=100 / 227), base)
+    assert (count_l2_byte(shared=90 / 227) > base).any()
+    assert (count_l2_byte(shared=48 / 227) > base).all()
     assert (count_l2_byte(registers=0.5) > base).all()
     roomy = count_l2_byte(registers=4.0, shared=4.0)
     assert (roomy <= base).all()
-    assert roomy.sum() < 0.9 * base.sum()
+    # A tile of twice the sides loads half for its work, which some products have room for.
+    twice_area = count_l2_byte(registers=2.0, shared=2.0)
+    assert roomy.sum() < twice_area.sum() < 0.9 * base.sum()
 
 
 def test_sparse_weights_take_the_bytes_of_their_format() -> None:

@@ -19,7 +19,6 @@ class DesignCoefficients:
     )
     static_memory_share: float  # of the idle power at the lowest clock
     static_chip_share: float
-    l2_wire_share: float  # of the energy of a byte of L2
     shared_margin: float  # times what the base's tiles need
     most_growth: float  # of the area of a tile, over the base's
     sparse_weight_share: float  # bytes of 2:4 weights over dense ones

@@ -152,7 +152,9 @@ def design_energies(gpu: Gpu, columns: Columns) -> DesignEnergies:
     tensor, lanes = compare_pipes(gpu, columns)
     alike = FORECAST.sm_alike
     sm = alike + (1.0 - alike) * 0.5 * (tensor + lanes)
-    wire = DESIGNS.l2_wire_share
+    # Of a byte of L2 the drivers' share shrinks with a process; wires as long as the die take the
+    # rest.
+    wire = 1.0 - forecast_rule().classes["l2"]
     l2 = (1.0 - wire) + wire * np.sqrt(area)
     core = {"sm": as_sweep(sm), "l2": as_sweep(l2)}
     other: dict[str, Sweepable] = {}
