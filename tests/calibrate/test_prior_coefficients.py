@@ -7,11 +7,13 @@ be off.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from wattcast.calibrate import calibration
 from wattcast.calibrate.calibration import (
     CALIBRATION,
     FactorProblem,
@@ -91,3 +93,21 @@ def test_a_factor_must_gain_a_standard_error(gain: float, is_adopted: bool) -> N
     standard_error = scatter.std(ddof=1) / np.sqrt(8)
     after = before - gain * standard_error + scatter
     assert lowers_error(before, after, CALIBRATION.least_errors) is is_adopted
+
+
+@pytest.mark.parametrize(("gain", "is_taken"), [(3.5, False), (4.5, True)])
+def test_one_more_factor_must_gain_two_standard_deviations(
+    monkeypatch: pytest.MonkeyPatch, gain: float, is_taken: bool
+) -> None:
+    """Squared, as the loss of the rows left out is: a factor that means nothing gains about 1."""
+    losses = {(): 20.0, ("compute",): 20.0 - gain}
+
+    def fit_made_up(chosen: tuple[str, ...], problem: Any, every_name: tuple[str, ...]) -> Any:
+        return SimpleNamespace(chosen=chosen, score=lambda: losses[chosen])
+
+    monkeypatch.setattr(calibration, "fit_factors", fit_made_up)
+    rows = cast(Any, [None] * 10)
+    problem = FactorProblem(rows, np.zeros(10), 0.1, 1.0, lambda factors: np.zeros(10), {})
+    best = calibration._best_set(list(losses), problem, lambda fit: True)
+    assert best is not None
+    assert (best.chosen == ("compute",)) is is_taken

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from wattcast.control.plants import Knob, KnobRole, Lattice, build_card_lattice
 from wattcast.control.savings import SavingsInterval
 from wattcast.control.search_problem import ControllerTuning, Objective, SearchProblem
-from wattcast.control.sensitivity_model import SensitivityBin, bin_sensitivity
+from wattcast.control.sensitivity_model import SensitivityBin, bin_sensitivity, select_counters
 from wattcast.control.site_budget import SiteGpu, SitePlan
 
 # A core clock in steps of 1 %, and one in steps of 100 MHz.
@@ -77,3 +78,12 @@ def test_the_coarse_step_of_a_clock_alone_goes_down_by_bin() -> None:
         (level,) = ControllerTuning().coarse_target(FINE, compute, SensitivityBin.LOW)
         shares.append(FINE.knobs[0].levels[level] / FINE.knobs[0].levels[-1])
     assert shares == pytest.approx([0.855, 0.955, 1.0], abs=0.006)
+
+
+def test_a_model_of_sensitivity_has_no_more_counters_than_the_longer_one_of_the_paper() -> None:
+    """Paper 004 predicts sensitivities with at most seven counters; here all twelve correlate."""
+    target = np.linspace(0.0, 1.0, 40)
+    wave = np.sin(np.arange(40.0))
+    counters = {f"counter {place}": target + 0.02 * place * wave for place in range(12)}
+    chosen = select_counters(counters, target)
+    assert chosen == list(counters)[:7]

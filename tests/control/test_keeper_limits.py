@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -245,3 +246,51 @@ def test_energies_of_loads_within_a_tenth_are_compared(other_load: float, lowest
     engine.keeper._spent = {3: (10.0, 2.0), 5: (10.0, 1.0)}
     engine.keeper._moved_s = engine.now_s
     assert engine.keeper._find_cheapest(engine.now_s, other_load) == lowest
+
+
+def learn_scales(
+    monkeypatch: pytest.MonkeyPatch, shares: list[tuple[float, float]], forecast: Any = None
+) -> tuple[float, float]:
+    """Return by how much a forecast of steps is scaled, without and for each request.
+
+    ``shares`` are what the forecast says of the time of intervals, for both.
+    """
+    keeper = LatencyKeeper(COARSE_HZ.tolist(), TOKEN_LIMIT, forecast)
+    ones = np.ones(len(COARSE_HZ))
+    monkeypatch.setattr(keeper, "_renew_forecast", lambda long, output: StepForecast(ones, ones))
+    monkeypatch.setattr(keeper, "_measure_per_token_s", lambda latest: 0.0)
+    keeper._sums = np.mean([[1.0, x * x, x * y, y * y, x, y] for x, y in shares], axis=0)
+    steps = keeper._scale_forecast(cast(Any, None), cast(Any, None), 1.0)
+    return float(steps.empty_s[0]), float(steps.request_s[0])
+
+
+def split_time(requests: float) -> tuple[float, float]:
+    """Say of an interval what requests took, where steps without them take twice the forecast."""
+    return (1.0 - requests) / 2.0, requests
+
+
+def test_a_forecast_is_trusted_to_know_what_requests_take_of_a_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Though loads from a tenth to nine tenths say that the scales are 2 and 1, both become 1.3."""
+    shares = [split_time(0.1), split_time(0.9)]
+    empty, request = learn_scales(monkeypatch, shares, lambda prompt, output: None)
+    assert empty == pytest.approx(1.3, abs=0.05)
+    assert 0.055 < empty - request < 0.07
+
+
+def test_without_a_forecast_loads_of_47_and_53_percent_tell_the_scales_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They say that the scales are 1 apart, and are believed for more than a quarter of it."""
+    empty, request = learn_scales(monkeypatch, [split_time(0.47), split_time(0.53)])
+    assert 0.25 < empty - request < 0.33
+
+
+def test_no_part_of_a_step_is_scaled_to_less_than_a_twentieth(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Noise can say that steps without requests take less than nothing."""
+    empty, request = learn_scales(monkeypatch, [(0.1, 0.3), (0.5, 1.0)])
+    assert 1 / 25 < empty < 1 / 17
+    assert request > 1.0

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from wattcast.control import policies
+from wattcast.control import hd7970, policies
 from wattcast.control.plants import Knob, KnobRole, Lattice, Observation, Settings
 from wattcast.control.policies import ControllerState, Harmonia
 from wattcast.control.run_memory import RunMemory, SensitivityBeliefs
@@ -22,6 +22,7 @@ from wattcast.control.search_problem import (
     SearchProblem,
     SearchView,
 )
+from wattcast.control.sensitivity_model import load_shipped_model
 from wattcast.control.setting_search import SearchMove, choose_next_move
 
 MEMORY = KnobRole.MEMORY_CLOCK
@@ -257,3 +258,22 @@ def test_a_clock_one_step_below_was_lowered_and_half_a_step_is_rounding(
     run = replace(observe(lattice.top), core_hz=clock_hz)
     state, _ = controller.step(controller.start(), run)
     assert bool(state.kernels["k"].runs.held) is is_lowered
+
+
+def test_what_counters_predict_of_a_sensitivity_may_be_a_seventh_off() -> None:
+    """A controller looks for no saving where a kernel that is 0.15 more sensitive has none."""
+    tables = hd7970.load_tables()
+    controller = Harmonia(
+        tables.lattice, tables.default, model=load_shipped_model("hd7970_simulated")
+    )
+    kernel = tables.kernels[0]
+    counters = {name: float(table[0, -1]) for name, table in tables.counters.items()}
+    seen = Observation(kernel, tables.default, 0.01, 230.0, counters=counters)
+    state, _ = controller.step(controller.start(), seen)
+    beliefs = state.kernels[kernel].beliefs
+    assert beliefs is not None
+    assert beliefs.bandwidth is not None
+    low, high = beliefs.bounds(KnobRole.MEMORY_CLOCK, False)
+    edges = [abs(edge - beliefs.bandwidth) for edge in (low, high) if 0.0 < edge < 1.0]
+    assert edges
+    assert 0.12 < max(edges) < 0.18

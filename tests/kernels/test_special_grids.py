@@ -16,6 +16,7 @@ from wattcast.kernels.families.attention import cudnn_parts, flash_parts
 from wattcast.kernels.families.elementwise_sizes import load_function_costs
 from wattcast.kernels.families.row_reductions import RowWalk, group_alike, row_walk
 from wattcast.kernels.families.special_grids import (
+    appends_to_cache,
     batch_norm,
     special_grid,
     special_kernel,
@@ -333,3 +334,11 @@ def test_streams_leave_l2_before_it_is_full() -> None:
     assert share[0] == 1.0
     assert share[-1] == 0.0
     assert (np.diff(share) < 0).all()
+
+
+@pytest.mark.parametrize(("share", "is_appended"), [(0.05, True), (0.2, True), (0.3, False)])
+def test_what_is_put_behind_a_cache_is_a_small_part_of_it(share: float, is_appended: bool) -> None:
+    """A token behind a cache is one part of thousands; two halves of a row are no cache."""
+    rows, row = 32, 100_000
+    op = Elementwise("cat", rows * row, layout=Layout.STRIDED, rows=rows, run=round(share * row))
+    assert appends_to_cache(op) is is_appended

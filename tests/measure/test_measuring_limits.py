@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from synthetic import synthetic
 
+from wattcast.measure import steady_state
 from wattcast.measure.counter_ticks import find_ticks
-from wattcast.measure.device_control import NvmlReading
+from wattcast.measure.device_control import NvmlCard, NvmlReading
 from wattcast.measure.energy_samples import COLUMNS, EnergySamples
 from wattcast.measure.power_logs import read_power_log
 from wattcast.measure.run_verdict import ModelTerm, compare_with_prediction
@@ -217,3 +220,42 @@ def test_a_cap_reported_at_once_is_that_of_the_load_before(
 ) -> None:
     samples = synthetic(1.15, throttle=lambda t: POWER_CAP if t < 0.25 + reported_s else 0)
     assert (find_settled_window(samples, 0.25, SettlingRule()) is not None) is is_settled
+
+
+@pytest.mark.parametrize(("percent", "is_working"), [(0, False), (40, False), (60, True)])
+def test_a_card_that_is_used_half_of_the_time_works(percent: int, is_working: bool) -> None:
+    """Only then does a low clock say that something holds it down."""
+    card = NvmlCard(0)
+    card._caller = cast(Any, SimpleNamespace(call=lambda function, *values: function(*values)))
+    card._nvml = SimpleNamespace(
+        NVMLError=RuntimeError,
+        nvmlDeviceGetUtilizationRates=lambda handle: SimpleNamespace(gpu=percent, memory=0),
+        nvmlDeviceGetCurrentClocksThrottleReasons=lambda handle: 0,
+        nvmlDeviceGetClockInfo=lambda handle, kind: 1000,
+    )
+    assert card.read_clocks().is_working is is_working
+
+
+def test_a_load_that_never_settles_is_taken_as_it_is_after_some_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Twenty steps of a counter of 100 ms under a cap, and what comes before them, take 2.5 s."""
+    now_s = [0.0]
+    monkeypatch.setattr(steady_state.time, "monotonic", lambda: now_s[0])
+
+    def run_chunk() -> None:
+        now_s[0] += 0.05
+
+    mark = SimpleNamespace(synchronize=lambda: None, elapsed_time=lambda other: 0.0)
+    gpu = cast(Any, SimpleNamespace(mark=lambda: mark, synchronize=lambda: None))
+    rows = np.zeros((0, len(COLUMNS)))
+    sampler = cast(
+        Any,
+        SimpleNamespace(head=0, check=lambda: None, since=lambda head: EnergySamples(rows)),
+    )
+    window = SimpleNamespace(flags=(), whole=lambda edges_s: edges_s)
+    monkeypatch.setattr(steady_state, "find_settled_window", lambda *arguments: None)
+    monkeypatch.setattr(steady_state, "take_window", lambda *arguments: window)
+    monkeypatch.setattr(steady_state, "replace", lambda window, flags: window)
+    steady_state.hold_load(sampler, gpu, run_chunk, SettlingRule())
+    assert 3.0 < now_s[0] < 5.0

@@ -369,3 +369,13 @@ def test_the_command_prints_each_rail(tmp_path: Path, call) -> None:
     done = call("measure", "log", str(write(tmp_path, DCGM)), "--interval", "500ms", "--to", "1s")
     assert (done.code, done.err) == (0, "power.log: DCGM\n")
     assert "GPU 0: 200 W, at most 300 W, 200 J in 1 s" in done.out
+
+
+@pytest.mark.parametrize(("lines", "is_flagged"), [(12, False), (17, False), (25, True)])
+def test_a_third_of_a_minute_in_whole_seconds_contradicts_an_interval(
+    tmp_path: Path, lines: int, is_flagged: bool
+) -> None:
+    """Twenty seconds know their interval to a twentieth, since each end may be a second off."""
+    text = make_log("%Y/%m/%d %H:%M:%S", [float(second) for second in range(lines)])
+    (rail,) = read_power_log(write(tmp_path, text), interval_s=0.5).rails.values()
+    assert any("times are 1 s apart" in flag for flag in rail.time_flags) is is_flagged

@@ -174,3 +174,41 @@ def test_a_wrap_may_have_been_read_half_a_second_late(risen_j: float, is_wrap: b
     counter = UnwrappedCounter(1e6, most_w=1000.0)
     counter.follow(1e6 - risen_j, 1.0)
     assert (counter.follow(0.0, 1.0) == 1e6) is is_wrap
+
+
+def doubts_ramp(late_s: float) -> bool:
+    """Tell whether averages over a second are doubted that were updated so late after their second.
+
+    Power climbs by 600 W a second here, and the tolerance of a sensor is worth 35 ms.
+    """
+    slope_w_per_s = 600.0
+    samples = make_card(100.0, 1.0, average_w=0.0)
+    time_s = samples.rows[:, 0]
+
+    def energy_j(at_s: Array) -> Array:
+        climb_s = np.clip(at_s - MARGIN_S, 0.0, 1.0)
+        after_s = np.maximum(at_s - MARGIN_S - 1.0, 0.0)
+        return np.asarray(100.0 * at_s + slope_w_per_s * (0.5 * climb_s**2 + after_s))
+
+    stepped_s = 0.1 * np.floor(time_s / 0.1 + 1e-9)
+    samples.rows[:, COLUMNS.index("energy_j")] = energy_j(stepped_s)
+    is_read = np.isfinite(samples.rows[:, COLUMNS.index("average_w")])
+    updated_s = time_s[is_read] - late_s
+    mean_w = energy_j(updated_s) - energy_j(updated_s - 1.0)
+    samples.rows[is_read, COLUMNS.index("average_w")] = mean_w
+    return bool(check_card(samples, 100.0 + 0.5 * slope_w_per_s, 1.0).doubts)
+
+
+@pytest.mark.parametrize(("late_s", "is_doubted"), [(0.158, False), (0.168, True)])
+def test_a_reading_may_be_a_step_and_thirty_milliseconds_old(
+    late_s: float, is_doubted: bool
+) -> None:
+    """The counter steps every 100 ms, and the sensor's tolerance hides 35 ms more."""
+    assert doubts_ramp(late_s) is is_doubted
+
+
+@pytest.mark.parametrize(("early_s", "is_doubted"), [(0.0455, False), (0.0485, True)])
+def test_a_reading_may_be_ten_milliseconds_ahead_of_its_step(
+    early_s: float, is_doubted: bool
+) -> None:
+    assert doubts_ramp(-early_s) is is_doubted

@@ -5,7 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from wattcast.measure.counter_ticks import TickSightings, _find_sharp_sightings, _place_on_grid
+from wattcast.measure.counter_ticks import (
+    TickSightings,
+    _find_sharp_sightings,
+    _number_steps,
+    _place_on_grid,
+)
 
 STEP_S = 0.1
 
@@ -45,3 +50,10 @@ def test_a_poll_may_come_two_milliseconds_before_its_step(early_s: float, fits_g
     before_s[15] = after_s[15] - 0.05
     stalled = TickSightings(before_s, after_s, sightings.energy_j)
     assert (_place_on_grid(stalled, STEP_S) is not None) is fits_grid
+
+
+@pytest.mark.parametrize("period_s", [0.09, 0.112])
+def test_steps_are_counted_though_the_first_guess_of_their_period_is_off(period_s: float) -> None:
+    """The phase follows each sighting, so that an error of the guess does not add up to a step."""
+    seen_s = period_s * np.arange(12)
+    assert _number_steps(seen_s, STEP_S).tolist() == list(range(12))

@@ -22,6 +22,7 @@ from wattcast.core import BadInput, MissingTool
 from wattcast.core.errors import ExitCode, WattcastError
 from wattcast.hardware import load_gpu
 from wattcast.serving.capacity_plan import plan
+from wattcast.serving.checking import service_check
 from wattcast.serving.checking.check_coefficients import CHECK
 from wattcast.serving.checking.check_report import summarise_check, write_calibration_rows
 from wattcast.serving.checking.metrics_text import parse_metrics_text
@@ -49,6 +50,7 @@ from wattcast.serving.checking.service_check import (
     widen_for_few,
 )
 from wattcast.serving.deployment.expected_service import (
+    AdoptedFigure,
     AdoptedService,
     ExpectedService,
     expect_service,
@@ -242,6 +244,29 @@ def test_an_adopted_service_is_compared_more_loosely_at_another_load() -> None:
     # nine in ten pairs of runs a factor of four apart differ by less: 12, 18 and 4 %
     drifts = (CHECK.latency_drift, CHECK.first_drift, CHECK.power_drift)
     assert [2.0 * drift for drift in drifts] == pytest.approx([0.119, 0.181, 0.040], rel=0.02)
+
+
+def test_an_adopted_service_may_be_a_percent_and_a_half_off_at_the_same_load(
+    expected: ExpectedService, promised: PromisedReplica
+) -> None:
+    """Temperature and host change a healthy card from one hour to the next, nine times in ten by
+    less than that."""
+    figure = AdoptedFigure(log_ratio=0.1, spread=0.0)
+    adopted = AdoptedService(4.0, 1000.0, 100.0, {"tpot_mean_s": figure})
+    here = make_window(requests=400.0, prompt_tokens=1000.0, output_tokens=100.0)
+    same = replace(expected, adopted=adopted)
+    offset, sigma = service_check._find_spread(same, here, "tpot_mean_s", promised)
+    assert offset == 0.1
+    assert 0.0125 < 1.645 * sigma < 0.018
+
+
+def test_a_cause_explains_figures_a_seventh_beside_its_simulated_effect() -> None:
+    """Each such figure is one standard deviation off, so that two leave a chi-square of 2."""
+    effects = np.array([[0.0, 0.0], [1.0, 1.0]])
+    seen = np.array([1.0 - 1.0 / 7.0, 1.0 + 1.0 / 7.0])
+    strength, left = fit_strength(np.array([1.0, 2.0]), effects, seen, np.array([1e-3, 1e-3]))
+    assert strength == pytest.approx(2.0, abs=0.1)
+    assert 1.5 < left < 2.5
 
 
 def test_engines_of_a_replica_count_as_one(expected: ExpectedService) -> None:
