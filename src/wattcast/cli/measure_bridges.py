@@ -26,7 +26,7 @@ from wattcast.lab.campaigns.database_files import make_workload_form
 from wattcast.lab.campaigns.kernel_plan import OperatorSpec
 from wattcast.lab.campaigns.nsight_counters import make_collect_command
 from wattcast.lab.counter_models import launch_power
-from wattcast.lab.counter_models.gpmtool_files import read_nsys_activity
+from wattcast.lab.counter_models.busy_share_logs import read_nsys_activity
 from wattcast.lab.counter_models.profiler_counters import list_ncu_metrics
 from wattcast.measure.counter_ticks import find_ticks
 from wattcast.measure.measured_run import MeasuredRun

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -111,6 +112,14 @@ def test_a_table_without_watts_gets_them(model: Path, tmp_path: Path, with_power
         assert applied.error_percent == pytest.approx(0.7, abs=0.6)
     else:
         assert applied.error_percent is None
+
+
+def test_errors_of_rows_do_not_cancel(model: Path, tmp_path: Path) -> None:
+    """A signed mean called 10 % too much and 10 % too little no error at all."""
+    table, columns = write_table(tmp_path, with_power=True)
+    applied = apply_model(model, table, "table", columns=columns)
+    off = replace(applied, measured_w=applied.predicted_w / np.array([1.1, 0.9]))
+    assert off.error_percent == pytest.approx(10.0)
 
 
 def test_a_source_without_an_event_of_the_model_is_refused(model: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from wattcast.cli.command_output import Environment
 from wattcast.cli.main import main
 from wattcast.core.errors import BadInput
-from wattcast.lab.counter_models.gpmtool_files import read_dcgm_table
+from wattcast.lab.counter_models.busy_share_logs import read_dcgm_table
 from wattcast.measure.power_logs import read_power_log
 
 FIELDS = {

@@ -18,8 +18,8 @@ import numpy as np
 from wattcast.core.arrays import Array
 from wattcast.core.errors import bad_value
 from wattcast.hardware import OperatingPoint
+from wattcast.lab.counter_models.busy_share_logs import read_dcgm_rates
 from wattcast.lab.counter_models.counter_table import CounterRates, read_counter_rates
-from wattcast.lab.counter_models.gpmtool_files import read_dcgm_rates
 from wattcast.lab.counter_models.model_selection import percent_error
 from wattcast.lab.counter_models.profiler_counters import list_ncu_metrics, read_ncu
 from wattcast.lab.counter_models.rail_terms import ACTIVE_CYCLE
@@ -61,7 +61,7 @@ class AppliedModel:
         """Mean absolute error over rows with watts; None where there are none."""
         if self.measured_w is None:
             return None
-        return float(np.mean(percent_error(self.predicted_w, self.measured_w)))
+        return float(np.abs(percent_error(self.predicted_w, self.measured_w)).mean())
 
     def to_plain(self) -> dict[str, Any]:
         """Return plain data for JSON."""

@@ -17,6 +17,7 @@ from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import bad_value
 from wattcast.core.option_declaration import Option
 from wattcast.lab.counter_models import (
+    busy_share_logs,
     counter_table,
     fit_diagnostics,
     gpmtool_files,
@@ -166,7 +167,7 @@ def read_counter_tables(
             tables[name] = gpmtool_files.make_utilisation_table(file, saturation)
         return tables
     if form == "dcgm":
-        return {"counted": gpmtool_files.read_dcgm_table(path)}
+        return {"counted": busy_share_logs.read_dcgm_table(path)}
     assert columns is not None, "the command asks for a map first"
     return {"counted": counter_table.read_counter_table(path, columns)}
 

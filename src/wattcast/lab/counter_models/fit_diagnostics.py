@@ -1,5 +1,5 @@
-"""Diagnose a fit (standard errors, intervals, collinearity, warnings) and advise on further
-measurements.
+"""Diagnose a fit (standard errors, intervals, collinearity, warnings) and say how many training
+clocks are enough.
 
 Rows of one benchmark share the model's error, so standard errors are clustered by benchmark
 (sandwich covariance [White1980, Liang1986]); plain least-squares errors would be several times too
@@ -22,6 +22,7 @@ from wattcast.lab.counter_models.model_selection import (
     FitWorkbench,
     TermsFit,
     deal_folds,
+    mean_absolute_error_percent,
 )
 
 HIGH_VIF = 10.0
@@ -43,6 +44,11 @@ class FittedCost:
     high: float
     largest_w: float  # watts at the largest value in the table, at relative voltage 1
     vif: float | None
+
+    @property
+    def may_be_zero(self) -> bool:
+        """Whether the interval includes zero."""
+        return self.low <= 0.0 <= self.high
 
 
 @dataclass(frozen=True)
@@ -69,21 +75,27 @@ def diagnose_fit(
     factor = interval_factor(int(train.sum()) - 1)
     vif = variance_inflation(total)
     costs = []
-    for j, name in enumerate(fit.terms.names):
-        scale, value, standard_error = (
-            float(x[j]) for x in (fit.grams.scale, fit.inferred.coefficient, error)
-        )
-        low = value - factor * standard_error
-        high = value + factor * standard_error
-        low = low if fit.signed[j] else max(low, 0.0)
-        unscaled = standard_error / scale if free[j] else None
+    for term, name in enumerate(fit.terms.names):
+        scale = float(fit.grams.scale[term])
+        scaled_cost = float(fit.inferred.coefficient[term])  # watts at the largest value
+        half_width = factor * float(error[term])
+        low = scaled_cost - half_width
+        if not fit.signed[term]:
+            low = max(low, 0.0)
         costs.append(
-            FittedCost(name, value / scale, unscaled, low / scale, high / scale, value, vif[j])
+            FittedCost(
+                name=name,
+                value=scaled_cost / scale,
+                standard_error=float(error[term]) / scale if free[term] else None,
+                low=low / scale,
+                high=(scaled_cost + half_width) / scale,
+                largest_w=scaled_cost,
+                vif=vif[term],
+            )
         )
     _, slope = fit.how.voltages(fit.inferred.theta)
-    voltage_error = np.sqrt(
-        np.maximum(np.einsum("pri,ij,prj->pr", slope, covariance[width:, width:], slope), 0.0)
-    )
+    variance = np.einsum("pri,ij,prj->pr", slope, covariance[width:, width:], slope)
+    voltage_error = np.sqrt(np.maximum(variance, 0.0))
     number = condition_number(total)
     words = warn_about_costs(costs, number)
     if not fit.inferred.converged:
@@ -104,24 +116,36 @@ def _estimate_covariance(fit: TermsFit, train: Mask) -> tuple[Array, Mask]:
     free[:width] = np.array(fit.signed) | (fit.inferred.coefficient > 0)
     bread = rail_terms.project_grams(fit.grams.summed(train), columns)[:-1, :-1]
     free &= np.diag(bread) > 0
-    felt, _ = fit.terms.voltage_factors(fit.inferred.voltage)
-    miss = np.concatenate([-felt * fit.inferred.coefficient, np.ones((felt.shape[0], 1))], axis=1)
-    cells = fit.grams.cell[train]
-    score = np.einsum("pij,bpi->bj", columns[:, :, :-1], np.einsum("bpij,pj->bpi", cells, miss))
     if fit.penalty is not None:
         bread[:width, :width] += fit.penalty
+
     index = np.flatnonzero(free)
     unit = np.sqrt(np.diag(bread))[index]
-    inner = np.linalg.inv(
-        bread[np.ix_(index, index)] / unit / unit[:, np.newaxis] + 1e-10 * np.eye(index.size)
-    )
-    half = inner @ (score[:, index] / unit).T
+    correlation = bread[np.ix_(index, index)] / unit / unit[:, np.newaxis]
+    inverse = np.linalg.inv(correlation + 1e-10 * np.eye(index.size))
+    score = _score_benchmarks(fit, train, columns)
+    half = inverse @ (score[:, index] / unit).T
     count = int(train.sum())
-    out = np.zeros((free.size, free.size))
-    out[np.ix_(index, index)] = (
+    covariance = np.zeros((free.size, free.size))
+    covariance[np.ix_(index, index)] = (
         (half @ half.T) / unit / unit[:, np.newaxis] * count / max(count - 1, 1)
     )
-    return out, free
+    return covariance, free
+
+
+def _score_benchmarks(
+    fit: TermsFit,
+    train: Mask,
+    columns: Array,
+) -> Array:
+    """Return the score s_b of each benchmark, its gradient of the squares, ``(benchmark,
+    parameter)``.
+    """
+    felt, _ = fit.terms.voltage_factors(fit.inferred.voltage)
+    target = np.ones((felt.shape[0], 1))
+    miss = np.concatenate([-felt * fit.inferred.coefficient, target], axis=1)
+    missed = np.einsum("bpij,pj->bpi", fit.grams.cell[train], miss)
+    return np.asarray(np.einsum("pij,bpi->bj", columns[:, :, :-1], missed))
 
 
 def variance_inflation(total: Array) -> list[float | None]:
@@ -131,16 +155,16 @@ def variance_inflation(total: Array) -> list[float | None]:
     base = total[0]
     residual = (total - np.outer(base, base) / total[0, 0])[1:, 1:]
     size = np.sqrt(np.maximum(np.diag(residual), 0.0))
-    seen = size > 1e-9 * np.sqrt(np.diag(total))[1:]
-    out: list[float | None] = [None] * total.shape[0]
-    index = np.flatnonzero(seen)
+    varies = size > 1e-9 * np.sqrt(np.diag(total))[1:]
+    inflation: list[float | None] = [None] * total.shape[0]
+    index = np.flatnonzero(varies)
     if index.size:
-        correlation = residual[np.ix_(index, index)] / size[index] / size[index][:, np.newaxis]
-        for at, value in zip(
-            index, np.diag(np.linalg.inv(correlation + 1e-12 * np.eye(index.size))), strict=True
-        ):
-            out[int(at) + 1] = float(value)
-    return out
+        unit = size[index]
+        correlation = residual[np.ix_(index, index)] / unit / unit[:, np.newaxis]
+        inverse = np.linalg.inv(correlation + 1e-12 * np.eye(index.size))
+        for column, value in zip(index.tolist(), np.diag(inverse).tolist(), strict=True):
+            inflation[column + 1] = value
+    return inflation
 
 
 def condition_number(total: Array) -> float:
@@ -158,39 +182,41 @@ def warn_about_costs(coefficients: list[FittedCost], condition: float) -> list[s
     if condition > HIGH_CONDITION:
         words.append(
             f"Condition number {condition:.0f} (over {HIGH_CONDITION:.0f}): some costs can "
-            "be traded for others. "
-            "Trust totals more than single coefficients."
+            "be traded for others. Trust totals more than single coefficients."
         )
-    high = [c for c in coefficients if c.vif is not None and c.vif > HIGH_VIF]
-    if high:
-        listed = ", ".join(
-            f"{c.name} ({c.vif:.0f})" for c in sorted(high, key=lambda c: -(c.vif or 0.0))
-        )
-        words.append(
-            f"Variance inflation over {HIGH_VIF:.0f}: {listed}. These move together over "
-            "the benchmarks."
-        )
-    at_zero = [c.name for c in coefficients if c.standard_error is None]
+    words += _warn_about_inflation(coefficients)
+    at_zero = [cost.name for cost in coefficients if cost.standard_error is None]
     if at_zero:
         why = "where least squares would go negative or the data say nothing"
         words.append(f"Held at zero, {why}: {', '.join(at_zero)}.")
-    negative = [c for c in coefficients if c.value < 0 and "offset" not in c.name]
+    # an offset of the memory clock may have either sign
+    circuits = [cost for cost in coefficients if "offset" not in cost.name]
+    negative = [cost for cost in circuits if cost.value < 0]
     if negative:
-        listed = ", ".join(f"{c.name} ({c.largest_w:.3g} W at the most)" for c in negative)
+        listed = ", ".join(f"{cost.name} ({cost.largest_w:.3g} W at the most)" for cost in negative)
         words.append(
             f"Negative, which no circuit is: {listed}. Use the non-negative estimator, or "
             "better benchmarks."
         )
-    unsure = [
-        c.name
-        for c in coefficients
-        if c.standard_error and c.low <= 0.0 <= c.high and "offset" not in c.name
-    ]
+    unsure = [cost.name for cost in circuits if cost.standard_error and cost.may_be_zero]
     if unsure:
         words.append(
             f"Not distinguishable from zero at {CONFIDENCE_LEVEL:.0%}: {', '.join(unsure)}."
         )
     return words
+
+
+def _warn_about_inflation(coefficients: list[FittedCost]) -> list[str]:
+    """Return a sentence on costs with a high variance inflation, the highest first."""
+    inflation = {cost.name: cost.vif for cost in coefficients if cost.vif is not None}
+    high = {name: vif for name, vif in inflation.items() if vif > HIGH_VIF}
+    if not high:
+        return []
+    ranked = sorted(high, key=lambda name: -high[name])
+    listed = ", ".join(f"{name} ({high[name]:.0f})" for name in ranked)
+    return [
+        f"Variance inflation over {HIGH_VIF:.0f}: {listed}. These move together over the benchmarks."
+    ]
 
 
 def interval_factor(freedom: int) -> float:
@@ -223,29 +249,58 @@ def try_training_clocks(
     costs and voltages are fitted at the training clocks, and voltages between them lie on straight
     lines."""
     table = bench.table
-    spread = []
-    for clocks_hz, reference_hz in zip(
-        (bench.clock_hz, bench.memory_clock_hz), bench.reference_hz, strict=True
-    ):
-        seen = np.unique(clocks_hz)
-        counts = (*CLOCK_COUNTS, seen.size) if clocks_hz is bench.clock_hz else (1, 2, seen.size)
-        spread.append([_spread_clocks(seen, n, reference_hz) for n in counts if n <= seen.size])
-    out = []
-    for core_hz, memory_hz in dict.fromkeys(product(*spread)):
+    core_reference_hz, memory_reference_hz = bench.reference_hz
+    core_subsets = _choose_clock_subsets(bench.clock_hz, core_reference_hz, CLOCK_COUNTS)
+    memory_subsets = _choose_clock_subsets(bench.memory_clock_hz, memory_reference_hz, (1, 2))
+    subsets = []
+    for core_hz, memory_hz in product(core_subsets, memory_subsets):
         clocks = np.isin(bench.clock_hz, core_hz) & np.isin(bench.memory_clock_hz, memory_hz)
-        plain_w, known_w = np.zeros((2, table.rows))
-        for fold in deal_folds(np.arange(table.benchmarks), INNER_FOLDS):
-            fit = bench.fit(model, settings, ~fold, clocks)
-            rows = fold[table.benchmark]
-            plain_w[rows] = bench.predict(fit)[rows]
-            if bench.anchor is not None:
-                known_w[rows] = bench.anchored(fit)[rows]
-        mape, anchored_mape = (
-            100.0 * float(np.abs(w / table.power_w - 1.0).mean()) for w in (plain_w, known_w)
+        plain_w, anchored_w = _predict_from_clocks(bench, model, settings, clocks)
+        anchored_error = None
+        if bench.anchor is not None:
+            anchored_error = mean_absolute_error_percent(anchored_w, table.power_w)
+        subsets.append(
+            ClockSubset(
+                core_hz=core_hz,
+                memory_hz=memory_hz,
+                points=int(clocks.sum()),
+                mape=mean_absolute_error_percent(plain_w, table.power_w),
+                default_known=anchored_error,
+            )
         )
-        anchored = anchored_mape if bench.anchor is not None else None
-        out.append(ClockSubset(core_hz, memory_hz, int(clocks.sum()), mape, anchored))
-    return sorted(out, key=lambda subset: subset.points)
+    return sorted(subsets, key=lambda subset: subset.points)
+
+
+def _choose_clock_subsets(
+    clocks_hz: Array,
+    reference_hz: float,
+    counts: tuple[int, ...],
+) -> list[tuple[float, ...]]:
+    """Return distinct sets of a rail's clocks: so many of them as ``counts`` say, and all."""
+    distinct_hz = np.unique(clocks_hz)
+    sizes = [size for size in (*counts, distinct_hz.size) if size <= distinct_hz.size]
+    subsets = [_spread_clocks(distinct_hz, size, reference_hz) for size in sizes]
+    return list(dict.fromkeys(subsets))
+
+
+def _predict_from_clocks(
+    bench: FitWorkbench,
+    model: rail_terms.CounterModelKind,
+    settings: FitSettings,
+    clocks: Mask,
+) -> tuple[Array, Array]:
+    """Return the watts of all rows, fitted to other benchmarks at some operating points, without
+    and with the power at the default clocks known.
+    """
+    table = bench.table
+    plain_w, anchored_w = np.zeros((2, table.rows))
+    for fold in deal_folds(np.arange(table.benchmarks), INNER_FOLDS):
+        fit = bench.fit(model, settings, ~fold, clocks)
+        rows = fold[table.benchmark]
+        plain_w[rows] = bench.predict(fit)[rows]
+        if bench.anchor is not None:
+            anchored_w[rows] = bench.anchored(fit)[rows]
+    return plain_w, anchored_w
 
 
 def smallest_sufficient_clocks(subsets: list[ClockSubset]) -> ClockSubset:

@@ -37,12 +37,9 @@ from wattcast.core.strict_files import (
 from wattcast.hardware import OperatingPoint
 from wattcast.lab.counter_models.counter_table import (
     CounterPredictor,
-    CounterRates,
     CounterTable,
 )
-from wattcast.lab.counter_models.launch_power import query_nsys
 from wattcast.lab.counter_models.rail_terms import ACTIVE_CYCLE
-from wattcast.measure.power_log_forms import read_dcgm_rounds
 from wattcast.power.activity import Activity, ActivitySource
 
 HEADER_LINES = 4
@@ -51,7 +48,6 @@ CORNER_SHARPNESS = 30.0
 SATURATION = "memory_saturation"  # s among the numbers of a table's scaling
 LARGEST_UTILISATION = 1.5  # counters overshoot a little
 MHZ = 1e6
-STRETCH = 10  # rounds of a DCGM log that are held out together
 # component as the tool writes it -> event; the first word of a name is the family it shares
 # strength with
 COMPONENT_EVENTS = {
@@ -77,21 +73,22 @@ class UtilisationFile:
     memory_clock_hz: Array = field(default_factory=lambda: np.zeros(0))
 
 
-MOST_MHZ = 1e12  # clocks in hertz by mistake are told by their spread, in `_read_file`
+MOST_MHZ = 1e12  # a clock above this is no clock; one in hertz by mistake stays below it
 
 
 def read_utilisations(path: Path) -> UtilisationFile:
     """Read a file of this form and check every cell."""
-    file, (power_w, mhz, memory_mhz), _ = _read_file(path, 3)
-    for name, clocks in (("core", mhz), ("memory", memory_mhz)):
-        if clocks.size and clocks.max() > MOST_MHZ:
-            wanted = f"{name} clocks of at most {MOST_MHZ:g} MHz"
-            raise bad_value(path.name, wanted, float(clocks.max()))
+    file, (power_w, clock_mhz, memory_clock_mhz), _ = _read_file(path, 3)
+    clocks_mhz = {"core": clock_mhz, "memory": memory_clock_mhz}
+    for name, mhz in clocks_mhz.items():
+        if mhz.size and mhz.max() > MOST_MHZ:
+            expectation = f"{name} clocks of at most {MOST_MHZ:g} MHz"
+            raise bad_value(path.name, expectation, float(mhz.max()))
     return replace(
         file,
         power_w=power_w,
-        clock_hz=mhz * MHZ,
-        memory_clock_hz=memory_mhz * MHZ,
+        clock_hz=clock_mhz * MHZ,
+        memory_clock_hz=memory_clock_mhz * MHZ,
     )
 
 
@@ -101,20 +98,59 @@ def read_applications(path: Path) -> UtilisationFile:
     return replace(file, names=names)
 
 
+@dataclass(frozen=True)
+class _FileHeader:
+    """The four header lines of a file."""
+
+    default_hz: tuple[float, float]
+    components: tuple[str, ...]
+    on_memory: tuple[bool, ...]  # (component,)
+
+
 def _read_file(path: Path, before: int) -> tuple[UtilisationFile, Array, tuple[str, ...]]:
     """Return a file, and the numbers before its utilisations, or the name where there is one cell
     ``before`` them.
     """
     where = path.name
-    text = decode_text(read_bytes(path), path.name)
+    text = decode_text(read_bytes(path), where)
     lines = [row for row in csv.reader(text.splitlines()) if row]
+    header = _read_header(lines, where)
+    width = len(header.components)
+    first_number = 1 if before == 1 else 0  # the cell before is a name
+    cells = []
+    for line, row in enumerate(lines[HEADER_LINES:], HEADER_LINES + 1):
+        if len(row) != before + width:
+            expectation = f"{before + width} cells"
+            if before == 1:
+                expectation = f"a name and {width} utilisations"
+            place = f"{where}: line {line}"
+            raise bad_value(place, expectation, f"{len(row)}", "Is the file complete?")
+        cells.append(_read_cells(row, where, line, first_number))
+    body = np.array(cells)
+    share = body[:, -width:]
+    places = [f"line {line}" for line in range(HEADER_LINES + 1, len(lines) + 1)]
+    check_shares(share, header.components, places, where)
+    file = UtilisationFile(
+        where,
+        share,
+        header.components,
+        header.on_memory,
+        header.default_hz,
+    )
+    first_cells = tuple(row[0] for row in lines[HEADER_LINES:])
+    return file, body[:, :-width].T, first_cells
+
+
+def _read_header(lines: Sequence[Sequence[str]], where: str) -> _FileHeader:
+    """Read and check the header lines: domains, default clocks, sizes and component names."""
     if len(lines) < HEADER_LINES + 1:
         raise bad_value(where, f"{HEADER_LINES} header lines and rows", f"{len(lines)} lines")
     if lines[0][0].strip() != "2":
         raise bad_value(f"{where}: line 1", "2 clock domains (core, memory)", lines[0][0])
-    default, sizes = (_read_cells(lines[n - 1], where, n) for n in (2, 3))
+    default_mhz = _read_cells(lines[1], where, 2)
+    sizes = [int(size) for size in _read_cells(lines[2], where, 3)]
     names = tuple(cell.strip() for cell in lines[3])
-    if len(default) != 2 or len(sizes) != 2 or int(sizes[0]) + int(sizes[1]) != len(names):
+    if len(default_mhz) != 2 or len(sizes) != 2 or sum(sizes) != len(names):
         raise bad_value(
             f"{where}: lines 2 to 4",
             "two clocks, two sizes, and that many names",
@@ -127,23 +163,11 @@ def _read_file(path: Path, before: int) -> tuple[UtilisationFile, Array, tuple[s
             f"components among {', '.join(COMPONENT_EVENTS)}",
             ", ".join(unknown),
         )
-    rows = dict(enumerate(lines[HEADER_LINES:], HEADER_LINES + 1))
-    for line, row in rows.items():
-        if len(row) != before + len(names):
-            wanted = (
-                f"a name and {len(names)} utilisations"
-                if before == 1
-                else f"{before + len(names)} cells"
-            )
-            raise bad_value(f"{where}: line {line}", wanted, f"{len(row)}", "Is the file complete?")
-    body = np.array(
-        [_read_cells(row, where, line, 1 if before == 1 else 0) for line, row in rows.items()]
+    return _FileHeader(
+        default_hz=(default_mhz[0] * MHZ, default_mhz[1] * MHZ),
+        components=names,
+        on_memory=tuple(place >= sizes[0] for place in range(len(names))),
     )
-    share = body[:, -len(names) :]
-    _check_shares(share, names, where)
-    on_memory = tuple(i >= int(sizes[0]) for i in range(len(names)))
-    file = UtilisationFile(where, share, names, on_memory, (default[0] * MHZ, default[1] * MHZ))
-    return file, body[:, : -len(names)].T, tuple(row[0] for row in rows.values())
 
 
 def make_utilisation_table(file: UtilisationFile, saturation: float | None) -> CounterTable:
@@ -152,32 +176,26 @@ def make_utilisation_table(file: UtilisationFile, saturation: float | None) -> C
     """
     work = ["/".join(f"{u:.6g}" for u in row) for row in file.share]
     seen, benchmark = index_distinct(work)
-    busy_hz = np.array([file.default_hz[memory] for memory in file.on_memory])
-    core = file.clock_hz / file.default_hz[0]
-    memory = file.memory_clock_hz / file.default_hz[1]
+    full_hz = np.array([file.default_hz[memory] for memory in file.on_memory])
+    core_hz, memory_hz = file.default_hz
     pace = _scale_rates(
-        core[:, np.newaxis], memory[:, np.newaxis], file.share, file.on_memory, saturation
+        file.clock_hz[:, np.newaxis] / core_hz,
+        file.memory_clock_hz[:, np.newaxis] / memory_hz,
+        file.share,
+        file.on_memory,
+        saturation,
     )
-    predictors = []
-    for name, on_memory, full_hz in zip(
-        file.components, file.on_memory, busy_hz.tolist(), strict=True
-    ):
-        rail = "memory" if on_memory else "core"
-        family = name.upper().split()[0]
-        predictors.append(
-            CounterPredictor(COMPONENT_EVENTS[name.upper()], rail, family, name, full_hz)
-        )
     scaling = {
-        "default_clock_hz": file.default_hz[0],
-        "default_memory_clock_hz": file.default_hz[1],
+        "default_clock_hz": core_hz,
+        "default_memory_clock_hz": memory_hz,
     }
     law = "core rates are taken to follow the core clock and memory rates the memory clock."
     if saturation is not None:
         scaling[SATURATION] = saturation
         law = (
             "all rates of a benchmark are taken to follow the core clock until it would "
-            "need more than "
-            f"{saturation:.0%} of the memory bandwidth, and the memory clock beyond."
+            f"need more than {saturation:.0%} of the memory bandwidth, and the memory clock "
+            "beyond."
         )
     names = tuple(f"benchmark {i + 1}" for i in range(len(seen)))
     return CounterTable(
@@ -185,8 +203,8 @@ def make_utilisation_table(file: UtilisationFile, saturation: float | None) -> C
         power_w=file.power_w,
         clock_hz=file.clock_hz,
         memory_clock_hz=file.memory_clock_hz,
-        occurrence=file.share * busy_hz * pace,
-        predictors=tuple(predictors),
+        occurrence=file.share * full_hz * pace,
+        predictors=_make_predictors(file, full_hz),
         benchmark=benchmark,
         benchmark_names=names,
         group=np.arange(len(seen)),
@@ -197,187 +215,21 @@ def make_utilisation_table(file: UtilisationFile, saturation: float | None) -> C
     )
 
 
-@dataclass(frozen=True)
-class _DcgmSamples:
-    """Samples of a log with a number in every column that is needed."""
-
-    gpus: tuple[str, ...]  # of each sample
-    rounds: tuple[int, ...]
-    body: Array  # (sample, column): watts where logged, both clocks, shares of time
-    units: tuple[dict[str, str], ...]
-    seen: int  # samples of the log
-    has_power: bool
-
-
-def _read_dcgm_samples(path: Path, *, needs_power: bool) -> _DcgmSamples:
-    known = read_shipped_table("wattcast.lab.counter_models", "map_dcgm.csv")
-    text = read_bytes(path).decode("utf-8", "replace")
-    lines = [line for line in text.splitlines() if line.strip()]
-    rounds = read_dcgm_rounds(lines, {row["field"]: row["column"] for row in known})
-    seen = {column for each in rounds for values in each.values() for column in values}
-    units = [row for row in known if row["event"] and row["column"] in seen]
-    has_power = needs_power or "POWER" in seen
-    needed = ["SMCLK", "MMCLK", *(row["column"] for row in units)]
-    if has_power:
-        needed.insert(0, "POWER")
-    if not units or not seen.issuperset(needed):
-        how = "dcgmi dmon -e 155,100,101,1002,1004,1005"
-        wanted = f"columns POWER, SMCLK, MMCLK and units such as TENSO and DRAMA ({how})"
-        raise bad_value(path.name, wanted, ", ".join(sorted(seen)) or "none")
-    cells = []
-    for number, each in enumerate(rounds):
-        for gpu, values in each.items():
-            cells.append((gpu, number, [values.get(column, np.nan) for column in needed]))
-    kept = [cell for cell in cells if np.isfinite(cell[2]).all()]
-    if not kept:
-        raise bad_value(path.name, "a round with a number in every column", "none")
-    body = np.array([row for _, _, row in kept])
-    first_share = 3 if has_power else 2
-    _check_shares(body[:, first_share:], needed[first_share:], path.name)
-    gpus = tuple(gpu for gpu, _, _ in kept)
-    numbers = tuple(number for _, number, _ in kept)
-    return _DcgmSamples(gpus, numbers, body, tuple(units), len(cells), has_power)
-
-
-def read_dcgm_rates(path: Path) -> CounterRates:
-    """Read a log of ``dcgmi dmon`` as rows to apply a model to; it may lack the watts."""
-    samples = _read_dcgm_samples(path, needs_power=False)
-    body = samples.body
-    power_w = None
-    if samples.has_power:
-        power_w = body[:, 0]
-        body = body[:, 1:]
-    clock_hz = body[:, 0] * MHZ
-    memory_clock_hz = body[:, 1] * MHZ
-    clocks = [memory_clock_hz if row["rail"] == "memory" else clock_hz for row in samples.units]
-    names = [
-        f"{gpu}, round {number + 1}"
-        for gpu, number in zip(samples.gpus, samples.rounds, strict=True)
-    ]
-    return CounterRates(
-        names=tuple(names),
-        clock_hz=clock_hz,
-        memory_clock_hz=memory_clock_hz,
-        duration_s=np.ones(len(names)),
-        occurrence=body[:, 2:] * np.stack(clocks, axis=1),
-        predictors=_dcgm_predictors(samples.units),
-        power_w=power_w,
-    )
-
-
-def _dcgm_predictors(units: Sequence[Mapping[str, str]]) -> tuple[CounterPredictor, ...]:
-    return tuple(CounterPredictor(row["event"], row["rail"], "", row["column"]) for row in units)
-
-
-def read_dcgm_table(path: Path) -> CounterTable:
-    """Read a log of ``dcgmi dmon`` or scrapes of its exporter: watts, clocks and how busy each unit
-    was.
-
-    A share of time times the unit's clock is its busy cycles a second. ``STRETCH`` rounds of a GPU
-    are one benchmark, because neighbouring rounds resemble each other; a round without all of its
-    columns is left out."""
-    samples = _read_dcgm_samples(path, needs_power=True)
-    body = samples.body
-    clock_hz = body[:, 1] * MHZ
-    memory_clock_hz = body[:, 2] * MHZ
-    stretches = [
-        f"{gpu}, rounds {number // STRETCH * STRETCH + 1} on"
-        for gpu, number in zip(samples.gpus, samples.rounds, strict=True)
-    ]
-    names, benchmark = index_distinct(stretches)
-    clocks = [memory_clock_hz if row["rail"] == "memory" else clock_hz for row in samples.units]
-    left_out = samples.seen - len(stretches)
-    return CounterTable(
-        name=path.name,
-        power_w=body[:, 0],
-        clock_hz=clock_hz,
-        memory_clock_hz=memory_clock_hz,
-        occurrence=body[:, 3:] * np.stack(clocks, axis=1),
-        predictors=_dcgm_predictors(samples.units),
-        benchmark=benchmark,
-        benchmark_names=tuple(names),
-        group=np.arange(len(names)),
-        group_names=tuple(names),
-        default_hz=(float(clock_hz.max()), float(memory_clock_hz.max())),
-        notes=(f"{left_out} of {samples.seen} samples lack a column and are left out.",),
-    )
-
-
-NSYS_SAMPLES = """SELECT m.typeId & 255, m.timestamp, i.metricName, m.value FROM GPU_METRICS m
-JOIN TARGET_INFO_GPU_METRICS i ON i.typeId = m.typeId AND i.metricId = m.metricId ORDER BY m.timestamp"""
-
-
-def read_nsys_activity(
-    path: Path,
-    wanted: Sequence[str],
-    clock_hz: float | None,
-    memory_clock_hz: float | None,
-) -> tuple[Array, Activity]:
-    """Read the GPU metrics that Nsight Systems sampled: begin of each interval, and busy cycles of
-    units in it.
-
-    A sample stands for the time since the one before. Shares are those of DCGM (``map_dcgm.csv``),
-    so models of ``--form dcgm`` apply. The GPC clock is kept in Hz although its name says MHz."""
-    rows = query_nsys(path, NSYS_SAMPLES, "GPU metrics (nsys profile --gpu-metrics-devices 0)")
-    gpus = {gpu for gpu, *_ in rows}
-    columns = dict[str, dict[int, float]]()
-    for _, time_ns, name, value in rows:
-        columns.setdefault(name.split(" [")[0], {}).setdefault(time_ns, float(value))
-    if len(gpus) != 1:
-        raise bad_value(
-            path.name,
-            "GPU metrics of one GPU",
-            f"{len(gpus)}",
-            "Profile with --gpu-metrics-devices 0.",
+def _make_predictors(file: UtilisationFile, full_hz: Array) -> tuple[CounterPredictor, ...]:
+    """Return the event, rail, family and full use of each component."""
+    predictors = []
+    for place, name in enumerate(file.components):
+        upper = name.upper()
+        predictors.append(
+            CounterPredictor(
+                event=COMPONENT_EVENTS[upper],
+                rail="memory" if file.on_memory[place] else "core",
+                family=upper.split()[0],
+                column=name,
+                full=float(full_hz[place]),
+            )
         )
-    known = {
-        row["column"]: row
-        for row in read_shipped_table("wattcast.lab.counter_models", "map_dcgm.csv")
-    }
-    parts = {column: row["nsys"].split(" + ") for column, row in known.items() if row["nsys"]}
-    whole = {
-        column: names for column, names in parts.items() if all(name in columns for name in names)
-    }
-    units = {
-        known[column]["event"]: (column, names)
-        for column, names in whole.items()
-        if known[column]["event"]
-    }
-    if lacking := [event for event in wanted if event not in (*units, ACTIVE_CYCLE)]:
-        raise bad_value(path.name, f"metrics for {', '.join(lacking)}", ", ".join(sorted(columns)))
-    if clock_hz is None and "SMCLK" not in whole:
-        raise bad_value(
-            "--clock",
-            "the core clock of the run",
-            "none",
-            "The metrics hold no GPC Clock Frequency.",
-        )
-    if memory_clock_hz is None and any(
-        e in units and known[units[e][0]]["rail"] == "memory" for e in wanted
-    ):
-        raise bad_value(
-            "--memory-clock", "the memory clock of the run, which nsys does not sample", "none"
-        )
-    used = [name for names in whole.values() for name in names]
-    times = np.array(sorted(set.intersection(*(set(columns[name]) for name in used))))
-    if len(times) < 2:
-        raise bad_value(path.name, "two samples with every metric", f"{len(times)}")
-    sampled = {
-        c: np.sum([[columns[n][t] for t in times[1:]] for n in names], 0)
-        for c, names in whole.items()
-    }
-    core_hz = np.full(len(times) - 1, clock_hz) if clock_hz else sampled["SMCLK"]
-    core_hz = np.where(core_hz < 1e5, core_hz * MHZ, core_hz)
-    duration_s = 1e-9 * np.diff(times)
-    cycles = {"core": core_hz * duration_s, "memory": (memory_clock_hz or 0.0) * duration_s}
-    share = {event: sampled[column] / 100.0 for event, (column, _) in units.items()}
-    busy = {event: s * cycles[known[units[event][0]]["rail"]] for event, s in share.items()}
-    busy[ACTIVE_CYCLE] = cycles["core"] * (np.max(list(share.values()), axis=0) > 0.0)
-    at = OperatingPoint(clock_hz=core_hz, memory_clock_hz=memory_clock_hz)
-    activity = Activity(
-        duration_s, np.stack(list(busy.values()), -1), tuple(busy), at, ActivitySource.PROFILED
-    )
-    return 1e-9 * (times[:-1] - times[0]), activity
+    return tuple(predictors)
 
 
 @dataclass(frozen=True)
@@ -395,14 +247,21 @@ def read_measured_programs(path: Path) -> MeasuredPrograms:
     is missing.
     """
     programs = parse_program_blocks(decode_text(read_bytes(path), path.name), path.name)
-    twice = {name.partition("#")[0] for name in programs if "#" in name}
-    whole = {name: rows for name, rows in programs.items() if name.partition("#")[0] not in twice}
-    if not whole:
+    repeated = {name.partition("#")[0] for name in programs if "#" in name}
+    names: list[str] = []
+    clocks_hz: list[tuple[float, float]] = []  # memory, core
+    power_w: list[float] = []
+    for name, rows in programs.items():
+        if name.partition("#")[0] in repeated:
+            continue
+        for clocks, (_, watts) in rows.items():
+            names.append(name)
+            clocks_hz.append(clocks)
+            power_w.append(watts)
+    if not names:
         raise bad_value(path.name, "programs with rows of MHz, MHz, ms and W", "none")
-    names = tuple(name for name, rows in whole.items() for _ in rows)
-    clocks_hz = np.array([clocks for rows in whole.values() for clocks in rows])
-    power_w = np.array([watts for rows in whole.values() for _, watts in rows.values()])
-    return MeasuredPrograms(names, power_w, clocks_hz[:, 1], clocks_hz[:, 0])
+    memory_clock_hz, clock_hz = np.array(clocks_hz).T
+    return MeasuredPrograms(tuple(names), np.array(power_w), clock_hz, memory_clock_hz)
 
 
 def match_programs(measured: Sequence[str], known: Sequence[str]) -> dict[str, str]:
@@ -411,14 +270,25 @@ def match_programs(measured: Sequence[str], known: Sequence[str]) -> dict[str, s
     >>> match_programs(["correlation", "fdtd2d", "s3d"], ["CORR", "FDTD-2D"])
     {'correlation': 'CORR', 'fdtd2d': 'FDTD-2D'}
     """
-    plain = {name: "".join(c for c in name.lower() if c.isalnum()) for name in (*measured, *known)}
-    found = {}
+    letters = {name: _keep_letters(name) for name in (*measured, *known)}
+    matches = {}
     for name in dict.fromkeys(measured):
-        same = [k for k in known if plain[k] == plain[name]]
-        alike = [k for k in known if len(plain[k]) > 3 and plain[name].startswith(plain[k])]
-        if same or len(alike) == 1:
-            found[name] = (same or alike)[0]
-    return found
+        equal = [other for other in known if letters[other] == letters[name]]
+        beginnings = [
+            other
+            for other in known
+            if len(letters[other]) > 3 and letters[name].startswith(letters[other])
+        ]
+        if equal:
+            matches[name] = equal[0]
+        elif len(beginnings) == 1:
+            matches[name] = beginnings[0]
+    return matches
+
+
+def _keep_letters(name: str) -> str:
+    """Return the letters and digits of a name, in lower case."""
+    return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
 def application_activity(
@@ -437,36 +307,42 @@ def application_activity(
             "scaling", "a model fitted to utilisations at default clocks", "one that was not"
         )
     default_hz = scaling["default_clock_hz"], scaling["default_memory_clock_hz"]
-    core = clock_hz / default_hz[0]
-    memory = memory_clock_hz / default_hz[1]
-    busy_hz = np.array([default_hz[m] for m in work.on_memory])
-    at_default = (work.share * busy_hz)[:, np.newaxis, :]
-    share = work.share[:, np.newaxis, :]
-    factor = _scale_rates(
-        core[:, np.newaxis], memory[:, np.newaxis], share, work.on_memory, scaling.get(SATURATION)
-    )
-    busy = np.asarray((work.share > 0).any(axis=1))[:, np.newaxis] * clock_hz
+    core = clock_hz[:, np.newaxis] / default_hz[0]
+    memory = memory_clock_hz[:, np.newaxis] / default_hz[1]
     on_memory = np.array(work.on_memory)
-    relative = np.where(on_memory, memory[:, np.newaxis], core[:, np.newaxis])
-    used = share * factor / relative  # share of its peak at which each component runs
-    shares = [
-        used[..., where].max(axis=-1, initial=0.0)[..., np.newaxis]
-        for where in (~on_memory, on_memory)
-    ]
-    value = np.concatenate([busy[..., np.newaxis], at_default * factor, *shares], axis=-1)
-    names = (
+    share = work.share[:, np.newaxis, :]  # (application, 1, component)
+    pace = _scale_rates(core, memory, share, work.on_memory, scaling.get(SATURATION))
+    full_hz = np.array([default_hz[memory] for memory in work.on_memory])
+    component_cycles = (work.share * full_hz)[:, np.newaxis, :] * pace
+
+    is_active = np.asarray((work.share > 0).any(axis=1))
+    active_cycles = is_active[:, np.newaxis] * clock_hz
+    # the share of its peak, at the clock of its rail, at which each component runs
+    used = share * pace / np.where(on_memory, memory, core)
+    core_share = used[..., ~on_memory].max(axis=-1, initial=0.0)
+    memory_share = used[..., on_memory].max(axis=-1, initial=0.0)
+    value = np.concatenate(
+        [
+            active_cycles[..., np.newaxis],
+            component_cycles,
+            core_share[..., np.newaxis],
+            memory_share[..., np.newaxis],
+        ],
+        axis=-1,
+    )
+    events = (
         ACTIVE_CYCLE,
         *(COMPONENT_EVENTS[name.upper()] for name in work.components),
         *BUSY_SHARE_EVENTS.values(),
     )
-    at = OperatingPoint(
-        clock_hz=clock_hz[:, np.newaxis], memory_clock_hz=memory_clock_hz[:, np.newaxis]
-    )
     return Activity(
         np.ones((*value.shape[:2], 1)),
         value[:, :, np.newaxis, :],
-        names,
-        at,
+        events,
+        OperatingPoint(
+            clock_hz=clock_hz[:, np.newaxis],
+            memory_clock_hz=memory_clock_hz[:, np.newaxis],
+        ),
         ActivitySource.PROFILED,
     )
 
@@ -509,16 +385,22 @@ def relative_pace(
     return np.asarray(then / now)
 
 
-def _check_shares(
+def check_shares(
     share: Array,
     names: Sequence[str],
+    places: Sequence[str],
     where: str,
 ) -> None:
-    over = np.argwhere((share < 0) | (share > LARGEST_UTILISATION))
-    if over.size:
-        (row, column), do = over[0], "Percent instead of shares? Divide by 100."
-        place = f"{where}: {names[column]}, line {row + HEADER_LINES + 1}"
-        raise bad_value(place, "a share of the peak, 0 to 1", float(share[row, column]), do)
+    """Refuse shares beyond 0 to ``LARGEST_UTILISATION``; ``places`` says where each row stands."""
+    outside = np.argwhere((share < 0) | (share > LARGEST_UTILISATION))
+    if outside.size:
+        row, column = outside[0].tolist()
+        raise bad_value(
+            f"{where}: {names[column]}, {places[row]}",
+            "a share of the peak, 0 to 1",
+            float(share[row, column]),
+            "Percent instead of shares? Divide by 100.",
+        )
 
 
 def _read_cells(

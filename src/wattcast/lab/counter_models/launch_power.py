@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from wattcast.core.arrays import Array
 from wattcast.core.errors import (
@@ -143,49 +144,84 @@ def estimate_launch_power(
     is marked as unknown, never counted as zero."""
     if not launches:
         raise bad_value("launches", "at least one", "none")
-    beside = dict(background or {})
-    launch_events = tuple(event for event in model.required_events if event not in beside)
-    unknown = tuple(
-        dict.fromkeys(launch.key for launch in launches if book.missing(launch.key, launch_events))
-    )
-    start_s = np.array([launch.start_s for launch in launches])
+    others = dict(background or {})
+    launch_events = tuple(event for event in model.required_events if event not in others)
+    missing_events: dict[LaunchKey, Sequence[str]] = {}  # of launches whose counters are not whole
+    for launch in launches:
+        missing = book.missing(launch.key, launch_events)
+        if missing:
+            missing_events[launch.key] = missing
+
     duration_s = np.array([_find_duration_s(launch, book, at) for launch in launches])
-    edges = np.unique(np.concatenate([start_s, start_s + duration_s]))
-    first = np.searchsorted(edges, start_s)
-    after = np.searchsorted(edges, start_s + duration_s)
-    length_s = np.diff(edges)
-    running = np.cumsum(
-        np.bincount(first, minlength=edges.size) - np.bincount(after, minlength=edges.size)
-    )
-
-    def sum_running(per_launch: Array) -> Array:
-        """Sum over the launches that run in each interval; exactly zero where none does."""
-        change = np.bincount(first, per_launch, edges.size) - np.bincount(
-            after, per_launch, edges.size
-        )
-        return np.where(running > 0, np.maximum(np.cumsum(change), 0.0), 0.0)[:-1]
-
+    intervals = _divide_time(launches, duration_s)
     columns = []
     for event in model.required_events:
         counted = np.array([book.find_counts(launch.key).get(event, 0.0) for launch in launches])
         if known_events()[event].is_mean:
-            columns.append(sum_running(counted) + beside.get(event, 0.0))
+            columns.append(intervals.sum_running(counted) + others.get(event, 0.0))
         else:
-            columns.append((sum_running(counted / duration_s) + beside.get(event, 0.0)) * length_s)
+            per_s = intervals.sum_running(counted / duration_s) + others.get(event, 0.0)
+            columns.append(per_s * intervals.length_s)
+    value = np.stack(columns, axis=-1)
     activity = Activity(
-        length_s, np.stack(columns, -1), model.required_events, at, ActivitySource.PROFILED
+        intervals.length_s, value, model.required_events, at, ActivitySource.PROFILED
     )
-    hidden = np.array([launch.key in set(unknown) for launch in launches], dtype=float)
-    has_counters = (sum_running(hidden) == 0.0).astype(float)
-    lacking = {event for key in unknown for event in book.missing(key, launch_events)}
+
+    is_unknown = np.array([launch.key in missing_events for launch in launches])
+    has_counters = intervals.sum_running(is_unknown.astype(float)) == 0.0
+    lacking = {event for missing in missing_events.values() for event in missing}
     return PowerEstimate(
-        edges[:-1],
+        intervals.start_s,
         activity,
         model.power(activity),
-        has_counters,
-        unknown,
+        has_counters.astype(float),
+        tuple(missing_events),
         tuple(event for event in launch_events if event in lacking),
-        any(launch.key not in set(unknown) for launch in launches),
+        not is_unknown.all(),
+    )
+
+
+@dataclass(frozen=True)
+class _LaunchIntervals:
+    """Time divided at every begin and end of a launch."""
+
+    edges_s: Array  # (interval + 1,)
+    first: npt.NDArray[np.intp]  # (launch,): the interval with which it begins
+    after: npt.NDArray[np.intp]  # (launch,): the interval before which it ends
+
+    @property
+    def start_s(self) -> Array:
+        """Begin of each interval."""
+        return self.edges_s[:-1]
+
+    @property
+    def length_s(self) -> Array:
+        """Length of each interval."""
+        return np.diff(self.edges_s)
+
+    def sum_running(self, per_launch: Array) -> Array:
+        """Sum over the launches that run in each interval; exactly zero where none does."""
+        running = np.cumsum(self._changes(np.ones(self.first.size)))
+        total = np.cumsum(self._changes(per_launch))
+        return np.where(running > 0, np.maximum(total, 0.0), 0.0)[:-1]
+
+    def _changes(self, per_launch: Array) -> Array:
+        """Return by how much the sum over running launches changes at each edge."""
+        size = self.edges_s.size
+        begun = np.bincount(self.first, per_launch, size)
+        ended = np.bincount(self.after, per_launch, size)
+        return np.asarray(begun - ended)
+
+
+def _divide_time(launches: Sequence[KernelLaunch], duration_s: Array) -> _LaunchIntervals:
+    """Divide time at every begin and end of a launch."""
+    start_s = np.array([launch.start_s for launch in launches])
+    end_s = start_s + duration_s
+    edges_s = np.unique(np.concatenate([start_s, end_s]))
+    return _LaunchIntervals(
+        edges_s,
+        np.searchsorted(edges_s, start_s),
+        np.searchsorted(edges_s, end_s),
     )
 
 
@@ -230,45 +266,54 @@ def read_launches(path: Path) -> LaunchLog:
 
     Copies and fills have no counters and are left out.
     """
-    if is_database(path):  # of Nsight Systems, whose times count from the begin of the session
-        rows = query_nsys(
-            path, NSYS_KERNELS, "kernels (nsys profile --trace cuda, nsys export --type sqlite)"
-        )
-        keyed = (
-            (make_launch_key(name, shape[:3], shape[3:6]), *shape[6:]) for name, *shape in rows
-        )
-        logged = (
-            KernelLaunch(key, 1e-9 * start, 1e-9 * (end - start)) for key, start, end in keyed
-        )
-        return LaunchLog(tuple(logged), None)
+    if is_database(path):
+        return _read_nsys_launches(path)
     data = gunzip_bytes(read_bytes(path, MAX_PROFILE_BYTE), path.name, MAX_PROFILE_BYTE)
     trace = decode_json(data, ProfilerTrace, path.name)
-    kernels = [e for e in trace.traceEvents if e.ph == "X" and e.cat == "kernel" and e.dur > 0]
-    if not kernels:
-        seen = ", ".join(sorted({e.cat for e in trace.traceEvents if e.cat})[:6]) or "none"
-        raise bad_value(
-            path.name, "kernels (events of category kernel)", seen, "Profile CUDA activity too."
-        )
     launches = []
-    for e in kernels:
-        sides = [e.args.get(name) for name in ("grid", "block")]
-        grid, block = (tuple(side) if isinstance(side, list) else () for side in sides)
-        if (
-            len(grid) != 3
-            or len(block) != 3
-            or not all(isinstance(n, int) for n in (*grid, *block))
-        ):
-            raise bad_value(
-                f"{path.name}: {e.name}",
-                "grid and block of three numbers each",
-                f"{grid} and {block}",
-            )
-        launches.append(
-            KernelLaunch(make_launch_key(e.name, grid, block), 1e-6 * e.ts, 1e-6 * e.dur)
+    for event in trace.traceEvents:
+        if event.ph == "X" and event.cat == "kernel" and event.dur > 0:
+            grid = _read_sides(event.args.get("grid"))
+            block = _read_sides(event.args.get("block"))
+            if grid is None or block is None:
+                raise bad_value(
+                    f"{path.name}: {event.name}",
+                    "grid and block of three numbers each",
+                    f"{event.args.get('grid')} and {event.args.get('block')}",
+                )
+            key = make_launch_key(event.name, grid, block)
+            launches.append(KernelLaunch(key, 1e-6 * event.ts, 1e-6 * event.dur))
+    if not launches:
+        categories = sorted({event.cat for event in trace.traceEvents if event.cat})
+        raise bad_value(
+            path.name,
+            "kernels (events of category kernel)",
+            ", ".join(categories[:6]) or "none",
+            "Profile CUDA activity too.",
         )
     launches.sort(key=lambda launch: launch.start_s)
-    epoch_s = None if trace.baseTimeNanoseconds is None else 1e-9 * trace.baseTimeNanoseconds
+    epoch_s = None
+    if trace.baseTimeNanoseconds is not None:
+        epoch_s = 1e-9 * trace.baseTimeNanoseconds
     return LaunchLog(tuple(launches), epoch_s)
+
+
+def _read_sides(value: object) -> tuple[int, ...] | None:
+    """Return the three sides of a grid or a block; None where a trace has anything else."""
+    if not isinstance(value, list) or len(value) != 3:
+        return None
+    sides = tuple(value)
+    return sides if all(isinstance(side, int) for side in sides) else None
+
+
+def _read_nsys_launches(path: Path) -> LaunchLog:
+    """Read the kernels of a database of Nsight Systems, whose times count from its session."""
+    expectation = "kernels (nsys profile --trace cuda, nsys export --type sqlite)"
+    launches = []
+    for name, *shape, start_ns, end_ns in query_nsys(path, NSYS_KERNELS, expectation):
+        key = make_launch_key(name, shape[:3], shape[3:])
+        launches.append(KernelLaunch(key, 1e-9 * start_ns, 1e-9 * (end_ns - start_ns)))
+    return LaunchLog(tuple(launches), None)
 
 
 def is_database(path: Path) -> bool:
@@ -301,9 +346,14 @@ def query_nsys(
 
 def find_clock_hz(launches: Sequence[KernelLaunch], book: CounterBook) -> float | None:
     """Return the clock at which timed launches take as long as their counted cycles."""
-    timed = [(book.find_counts(x.key).get(CYCLE_EVENT), x.duration_s) for x in launches]
-    usable = [(cycles, length_s) for cycles, length_s in timed if cycles and length_s]
-    return sum(c for c, _ in usable) / sum(s for _, s in usable) if usable else None
+    counted_cycles = 0.0
+    measured_s = 0.0
+    for launch in launches:
+        cycles = book.find_counts(launch.key).get(CYCLE_EVENT)
+        if cycles and launch.duration_s:
+            counted_cycles += cycles
+            measured_s += launch.duration_s
+    return counted_cycles / measured_s if measured_s > 0 else None
 
 
 class _CountedLaunch(msgspec.Struct, forbid_unknown_fields=True):
@@ -324,26 +374,9 @@ def read_counter_book(path: Path, sm_count: float | None = None) -> CounterBook:
     """Read a counter book (JSON), an export of ``ncu --csv``, a report of ncu (``.ncu-rep``), or
     ``nvprof --csv``.
     """
-    book = CounterBook()
     if path.suffix == ".json":
-        file = decode_json(read_bytes(path), _CounterBookFile, path.name)
-        if file.format != COUNTER_BOOK_FORMAT:
-            raise bad_value(f"{path.name}: format", str(COUNTER_BOOK_FORMAT), file.format)
-        for entry in file.kernels:
-            check_names("event", entry.count, known_events(), "")
-            bad = [
-                event
-                for event, value in entry.count.items()
-                if value < 0 or entry.passes.get(event, 0) < 1
-            ]
-            if bad:
-                where = f"{path.name}: {entry.kernel}: {bad[0]}"
-                raise bad_value(
-                    where, "a count of zero or more, and its passes", entry.count[bad[0]]
-                )
-            key = make_launch_key(entry.kernel, entry.grid, entry.block)
-            book = CounterBook({**book.count, key: entry.count}, {**book.passes, key: entry.passes})
-        return book
+        return _read_saved_book(path)
+    book = CounterBook()
     if b'"Invocations","Metric Name"' in read_bytes(path, MAX_PROFILE_BYTE):
         for kernel, counts in read_nvprof(path).items():
             book = book.with_pass(make_launch_key(kernel, ANY_SIZE, ANY_SIZE), counts)
@@ -358,15 +391,35 @@ def read_counter_book(path: Path, sm_count: float | None = None) -> CounterBook:
     return book
 
 
+def _read_saved_book(path: Path) -> CounterBook:
+    """Read a counter book as it was saved, and check its counts."""
+    file = decode_json(read_bytes(path), _CounterBookFile, path.name)
+    if file.format != COUNTER_BOOK_FORMAT:
+        raise bad_value(f"{path.name}: format", str(COUNTER_BOOK_FORMAT), file.format)
+    count: dict[LaunchKey, Mapping[str, float]] = {}
+    passes: dict[LaunchKey, Mapping[str, int]] = {}
+    for entry in file.kernels:
+        check_names("event", entry.count, known_events(), "")
+        for event, value in entry.count.items():
+            if value < 0 or entry.passes.get(event, 0) < 1:
+                raise bad_value(
+                    f"{path.name}: {entry.kernel}: {event}",
+                    "a count of zero or more, and its passes",
+                    value,
+                )
+        key = make_launch_key(entry.kernel, entry.grid, entry.block)
+        count[key] = entry.count
+        passes[key] = entry.passes
+    return CounterBook(count, passes)
+
+
 def make_launch_key(
     kernel: str,
     grid: Sequence[int],
     block: Sequence[int],
 ) -> LaunchKey:
     """Return the key of a launch, whatever tool named its kernel."""
-    return LaunchKey(
-        plain_kernel_name(kernel), (grid[0], grid[1], grid[2]), (block[0], block[1], block[2])
-    )
+    return LaunchKey(plain_kernel_name(kernel), tuple(grid[:3]), tuple(block[:3]))
 
 
 def plain_kernel_name(kernel: str) -> str:

@@ -71,6 +71,11 @@ def percent_error(predicted_w: Array, measured_w: Array) -> Array:
     return np.asarray(100.0 * (predicted_w / measured_w - 1.0))
 
 
+def mean_absolute_error_percent(predicted_w: Array, measured_w: Array) -> float:
+    """Return the mean of |P̂/P - 1| in percent."""
+    return float(100.0 * np.abs(predicted_w / measured_w - 1.0).mean())
+
+
 def score_prediction(table: CounterTable, predicted_w: Array) -> PowerErrors:
     """Return the errors of a prediction over all rows of a table."""
     error = percent_error(predicted_w, table.power_w)
