@@ -28,7 +28,7 @@ def source() -> FigureSource:
 
 
 def name_page(page: Path) -> str:
-    return page.name if page.parent == ROOT else page.relative_to(DOCS).as_posix()
+    return page.relative_to(DOCS if page.is_relative_to(DOCS) else ROOT).as_posix()
 
 
 def find_reason(page: Path, source: FigureSource) -> str:

@@ -61,10 +61,11 @@ class LedgerOptions:
     explain: Annotated[str, Option("Print the commands behind a set, or one row, by name.")] = ""
     files: Annotated[Path | None, Option("Folder to write the files that those read.")] = None
     write_docs: Annotated[
-        bool, Option("Make the ledger anew and fill all figures of README and docs, in a clone.")
+        bool,
+        Option("Judge every row anew and fill all figures of README, docs and paper, in a clone."),
     ] = False
     fill_docs: Annotated[
-        bool, Option("Fill figures of README and docs from docs/choices.json.")
+        bool, Option("Fill figures of README, docs and paper from docs/ledger.json.")
     ] = False
 
 

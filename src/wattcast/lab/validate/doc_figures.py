@@ -123,10 +123,13 @@ def load_source(docs: Path) -> FigureSource:
 
 
 def list_pages(root: Path) -> list[Path]:
-    """Return README and the pages below docs/, without those that other commands write whole."""
+    """Return README, the paper and the pages below docs/, without those that other commands write
+    whole.
+    """
     written = ("accuracy.md", "coefficients.md")
     pages = sorted((root / "docs").rglob("*.md"))
-    return [root / "README.md", *(page for page in pages if page.name not in written)]
+    paper = sorted((root / "paper").glob("*.md"))
+    return [root / "README.md", *paper, *(page for page in pages if page.name not in written)]
 
 
 def fill_figures(text: str, source: FigureSource) -> str:
