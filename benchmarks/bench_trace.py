@@ -110,12 +110,9 @@ class MillionSamples:
 
 
 def _power_trace(folder: Path, out: Path) -> None:
-    from wattcast.lab.gpuwattch.component_build import (
-        build_component_model,
-        demo_architecture,
-        demo_energies,
-    )
-    from wattcast.lab.gpuwattch.energy_table import read_component_set
+    from wattcast.lab.gpuwattch.architecture import read_architecture
+    from wattcast.lab.gpuwattch.component_build import build_component_model
+    from wattcast.lab.gpuwattch.energy_table import read_component_set, read_energies
     from wattcast.lab.gpuwattch.trace_reading import (
         SimulatorDialect,
         TraceSampling,
@@ -124,7 +121,10 @@ def _power_trace(folder: Path, out: Path) -> None:
     from wattcast.lab.gpuwattch.trace_run import TraceRun, run_trace
 
     components = read_component_set(SimulatorDialect.GPUWATTCH, compat=True)
-    model = build_component_model(demo_architecture(), demo_energies(), components).model
+    chip = Path(__file__).parents[1] / "examples" / "made_up_chip"
+    architecture = read_architecture(chip / "architecture.xml")
+    energies = read_energies(chip / "energies.yaml")
+    model = build_component_model(architecture, energies, components).model
     trace = open_metric_trace(folder / "metric_trace.log", SimulatorDialect.GPUWATTCH)
     wanted = ("power_report", "power_trace")
     run_trace(TraceRun(trace, model, components, TraceSampling(500, 1e9), out, wanted=wanted))

@@ -11,18 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
+from wattcast.lab.gpuwattch.architecture import read_architecture
 from wattcast.lab.gpuwattch.component_build import (
     ClockSetting,
     PowerMeter,
     SamplePower,
     build_component_model,
-    demo_architecture,
-    demo_energies,
 )
-from wattcast.lab.gpuwattch.energy_table import read_component_set
+from wattcast.lab.gpuwattch.energy_table import read_component_set, read_energies
 from wattcast.lab.gpuwattch.trace_reading import SimulatorDialect, dialect_counters
 
+CHIP = Path(__file__).parent / "made_up_chip"
 CYCLES = 500
 CLOCKS_HZ = (0.5e9, 0.6e9, 0.7e9, 0.8e9, 0.9e9, 1.0e9)
 
@@ -76,7 +77,9 @@ def work() -> Iterator[dict[str, float]]:
 def simulate(limit_w: float | None) -> PowerMeter:
     """Run the work, with a governor or without."""
     model = build_component_model(
-        demo_architecture(), demo_energies(), read_component_set(SimulatorDialect.GPUWATTCH)
+        read_architecture(CHIP / "architecture.xml"),
+        read_energies(CHIP / "energies.yaml"),
+        read_component_set(SimulatorDialect.GPUWATTCH),
     ).model
     listeners = (Governor(limit_w),) if limit_w is not None else ()
     meter = PowerMeter(

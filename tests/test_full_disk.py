@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
+from tests.lab.gpuwattch.demo_chip import demo_architecture, demo_energies
 
 from wattcast.cli.main import walk_commands
 from wattcast.core.row_tables import read_table
@@ -26,7 +27,6 @@ from wattcast.hardware import load_gpu
 from wattcast.lab.fit import database_fit
 from wattcast.lab.fit.database_fit import shipped_held_out
 from wattcast.lab.gpuwattch.architecture import write_architecture
-from wattcast.lab.gpuwattch.component_build import demo_architecture, demo_energies
 from wattcast.lab.gpuwattch.energy_table import format_energy_table
 from wattcast.lab.gpuwattch.trace_reading import SimulatorDialect, dialect_counters
 from wattcast.lab.validate import ledger

@@ -7,9 +7,10 @@ import gzip
 import json
 from pathlib import Path
 
+from tests.lab.gpuwattch.demo_chip import demo_architecture
+
 from wattcast.hardware import load_gpu
 from wattcast.lab.gpuwattch.architecture import write_architecture
-from wattcast.lab.gpuwattch.component_build import demo_architecture
 from wattcast.lab.gpuwattch.trace_reading import SimulatorDialect, dialect_counters
 from wattcast.lab.microbench.microbench_results import results_folder
 from wattcast.predictor.bundle import forecast_bundle

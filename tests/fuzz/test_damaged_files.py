@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.lab.gpuwattch.demo_chip import demo_architecture, demo_energies
 
 import wattcast
 from wattcast.calibrate.calibration_rows import read_calibration_rows
@@ -45,17 +46,13 @@ from wattcast.lab.counter_models.gpmtool_files import (
 from wattcast.lab.counter_models.launch_power import read_launches
 from wattcast.lab.counter_models.profiler_counters import read_accelwattch_hw, read_ncu, read_nvprof
 from wattcast.lab.fit.engine_records import pack_engine_folders
-from wattcast.lab.gpuwattch.architecture import (
-    format_xml_architecture,
-    parse_xml_architecture,
-    read_simulator_config,
-)
-from wattcast.lab.gpuwattch.component_build import demo_architecture, demo_energies
+from wattcast.lab.gpuwattch.architecture import format_xml_architecture, parse_xml_architecture
 from wattcast.lab.gpuwattch.component_fit import KernelColumns, read_measured_kernels
 from wattcast.lab.gpuwattch.energy_table import format_energy_table, read_energies
+from wattcast.lab.gpuwattch.simulated_power import read_clock_steps
+from wattcast.lab.gpuwattch.simulator_config import read_simulator_config
 from wattcast.lab.gpuwattch.simulator_logs import read_accelsim, read_gem5_stats, read_power_report
 from wattcast.lab.gpuwattch.trace_reading import SimulatorDialect, TraceSampling, dialect_counters
-from wattcast.lab.gpuwattch.trace_request import read_clock_steps
 from wattcast.lab.gpuwattch.trace_statistics import read_kernel_list
 from wattcast.lab.microbench.microbench_results import read_results
 from wattcast.measure import energy_samples, power_logs

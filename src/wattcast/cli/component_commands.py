@@ -42,7 +42,7 @@ if TYPE_CHECKING:
         KernelColumns,
         MeasuredKernels,
     )
-    from wattcast.lab.gpuwattch.trace_request import CountedKernelPower
+    from wattcast.lab.gpuwattch.counted_kernel_power import CountedKernelPower
     from wattcast.lab.gpuwattch.trace_run import TraceResult
 
 
@@ -53,7 +53,7 @@ def power_trace(
         str, Option("What the file is: auto|trace|power-report|accel-sim|gem5|accelwattch-hw|ncu.")
     ] = "auto",
     save_config: Annotated[
-        Path | None, Option("Also write the architecture, .xml or .yaml.", panel="Files")
+        Path | None, Option("Also write the architecture as XML.", panel="Files")
     ] = None,
     plot: Annotated[Path | None, PLOT_FILE] = None,
     **asked: Any,
@@ -65,15 +65,18 @@ def power_trace(
     from wattcast.lab.gpuwattch import (
         architecture,
         measured_energies,
+        simulated_power,
         simulator_logs,
-        trace_request,
     )
+    from wattcast.lab.gpuwattch.counted_kernel_power import compute_kernel_power
+    from wattcast.lab.gpuwattch.simulated_chip import find_measured_chip
+    from wattcast.lab.gpuwattch.trace_request import TraceRequest
     from wattcast.lab.gpuwattch.trace_run import trace_to_plain
 
-    request = trace_request.TraceRequest(**asked)
+    request = TraceRequest(**asked)
     request, trace = replace(request, figure=request.figure or plot is not None), request.trace
     if save_config is not None:
-        chip = trace_request.find_measured_chip(request.architecture)
+        chip = find_measured_chip(request.architecture)
         file = request.architecture
         made = (
             measured_energies.measured_architecture(chip)
@@ -89,7 +92,7 @@ def power_trace(
             "--follow", "a metric trace, which grows", f"{trace.name} ({source})", "Leave it out."
         )
     if source is not known.TRACE:
-        return _show_kernel_power(trace_request.compute_kernel_power(request, source))
+        return _show_kernel_power(compute_kernel_power(request, source))
 
     def mean_power(found: TraceResult) -> str:
         return show(found.energy_j / found.duration_s, "W") if found.duration_s else "no power"
@@ -100,9 +103,9 @@ def power_trace(
             f"{mean_power(so_far)} mean so far."
         )
 
-    job, result = trace_request.make_power_trace(request, tell if request.follow_s else None)
+    job, result = simulated_power.make_power_trace(request, tell if request.follow_s else None)
     if plot is not None and result.timeline is not None and result.duration_s:
-        env.save_plot(trace_request.draw_trace_power(request, job, result), plot)
+        env.save_plot(simulated_power.draw_trace_power(request, job, result), plot)
     mean = f"{mean_power(result)} mean power" if result.duration_s else "no mean power"
     first = (
         f"{result.samples} samples, {show(result.duration_s, 's')}, "
@@ -135,7 +138,7 @@ def power_meter(
     config: Annotated[
         Path,
         Option(
-            "Architecture file: GPUWattch or AccelWattch XML, or our YAML; or a GPU with "
+            "Architecture file: GPUWattch or AccelWattch XML; or a GPU with "
             "energies: h200 (measured), a100-sxm-80gb, h100-sxm, h100-nvl, gh200, b200, t4, "
             "rtx-3070, rtx-3090, rtx-4090 (carried over)."
         ),
@@ -160,7 +163,8 @@ def power_meter(
         answer_samples,
         build_component_model,
     )
-    from wattcast.lab.gpuwattch.trace_request import TraceRequest, read_chip
+    from wattcast.lab.gpuwattch.simulated_chip import read_chip
+    from wattcast.lab.gpuwattch.trace_request import TraceRequest
 
     if header:
         env.stdout.write(f"{files('wattcast.lab.gpuwattch').joinpath('wattcast_power.hpp')}\n")
@@ -189,7 +193,7 @@ def accelwattch(
         str,
         Option("h200 (measured), a100-sxm-80gb, h100-sxm or b200 (carried over).", positional=True),
     ],
-    out: Annotated[Path | None, Option("Write the architecture here, .xml or .yaml.")] = None,
+    out: Annotated[Path | None, Option("Write the architecture here, as XML.")] = None,
     energies: Annotated[
         Path | None, Option("Write the energies it multiplies here, .yaml.")
     ] = None,
@@ -319,7 +323,7 @@ class ComponentFitOptions:
     ] = None
     order: Annotated[list[str] | None, Option("An ordering: 'A<=B' or 'A<=1.5*B'.")] = None
     architecture: Annotated[Path | None, Option("Architecture file to recalibrate.")] = None
-    out: Annotated[Path | None, Option("Where to write it, .xml or .yaml.")] = None
+    out: Annotated[Path | None, Option("Where to write it, as XML.")] = None
 
 
 @command("lab fit component", "wattcast.lab.gpuwattch.component_fit:KernelColumns")
@@ -510,7 +514,7 @@ def show_bottom_up(
     factors = parse_pairs(build.change or [], "--change", form, float)
     gpu = None
     dialect = SimulatorDialect.GPUWATTCH
-    if _is_architecture(Path(name)):
+    if Path(name).suffix.lower() == ".xml":
         architecture = read_architecture(Path(name))
         original = event_energies.build_architecture_chip(architecture, **settings)
         dialect = architecture.dialect
@@ -547,14 +551,6 @@ def show_bottom_up(
         print_text,
         notes=[f"warning: {warning}."] if warning else [],
     )
-
-
-def _is_architecture(path: Path) -> bool:
-    """Tell whether a file is an architecture: XML, or our YAML form of it."""
-    if path.suffix.lower() in (".yaml", ".yml") and path.is_file():
-        with path.open("rb") as stream:
-            return b"wattcast: architecture" in stream.read(4096)
-    return path.suffix.lower() == ".xml"
 
 
 @command("lab check-energies")

@@ -8,14 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from tests.lab.gpuwattch.demo_chip import demo_architecture, demo_energies
 
 from wattcast.core.errors import BadInput, MissingSpecification, UnknownName
 from wattcast.hardware import OperatingPoint
-from wattcast.lab.gpuwattch.component_build import (
-    build_component_model,
-    demo_architecture,
-    demo_energies,
-)
+from wattcast.lab.gpuwattch.component_build import build_component_model
 from wattcast.lab.gpuwattch.energy_table import (
     format_energy_table,
     read_component_set,

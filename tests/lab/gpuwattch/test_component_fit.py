@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
+from tests.lab.gpuwattch.demo_chip import demo_architecture
 
 from wattcast.core.errors import BadInput, UnknownName
-from wattcast.lab.gpuwattch.component_build import demo_architecture
 from wattcast.lab.gpuwattch.component_fit import (
     ENERGY_CONSTRAINTS,
     FitConstraints,

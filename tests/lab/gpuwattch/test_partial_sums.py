@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.lab.gpuwattch.demo_chip import demo_architecture, demo_energies
 
 from gpuwattch.test_simulator_logs import LOG
 from wattcast.core.errors import ExitCode
 from wattcast.lab.gpuwattch.architecture import write_architecture
-from wattcast.lab.gpuwattch.component_build import demo_architecture, demo_energies
 from wattcast.lab.gpuwattch.energy_table import format_energy_table
 from wattcast.lab.gpuwattch.simulator_logs import CounterSource, find_source, read_accelsim
 

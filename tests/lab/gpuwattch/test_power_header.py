@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from wattcast.core import files
-from wattcast.lab.gpuwattch.trace_request import TraceRequest, make_power_trace
+from wattcast.lab.gpuwattch.simulated_power import make_power_trace
+from wattcast.lab.gpuwattch.trace_request import TraceRequest
 
 SAMPLES = 60
 EXAMPLE = """

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.lab.gpuwattch.demo_chip import demo_architecture, demo_energies
 
 from gpuwattch.conftest import COLUMNS, sample_rows
 from wattcast.core.errors import BadInput, MissingEvents, UnknownName
@@ -15,8 +16,6 @@ from wattcast.lab.gpuwattch.component_build import (
     PowerMeter,
     SamplePower,
     build_component_model,
-    demo_architecture,
-    demo_energies,
 )
 from wattcast.lab.gpuwattch.energy_table import read_component_set
 from wattcast.lab.gpuwattch.trace_reading import SimulatorDialect

@@ -11,24 +11,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.lab.gpuwattch.demo_chip import demo_architecture, demo_energies
 
 from gpuwattch.conftest import COLUMNS, TraceMaker, sample_rows, trace_text
 from gpuwattch.test_trace_run import KERNELS, with_ends
 from wattcast.core.errors import BadInput
 from wattcast.lab.gpuwattch.architecture import write_architecture
-from wattcast.lab.gpuwattch.component_build import demo_architecture, demo_energies
+from wattcast.lab.gpuwattch.counted_kernel_power import compute_kernel_power
 from wattcast.lab.gpuwattch.energy_table import format_energy_table
+from wattcast.lab.gpuwattch.simulated_power import make_power_trace
 from wattcast.lab.gpuwattch.simulator_logs import (
     CounterSource,
     find_source,
     read_accelsim,
     read_gem5_stats,
 )
-from wattcast.lab.gpuwattch.trace_request import (
-    TraceRequest,
-    compute_kernel_power,
-    make_power_trace,
-)
+from wattcast.lab.gpuwattch.trace_request import TraceRequest
 from wattcast.lab.gpuwattch.trace_statistics import read_kernel_list
 
 QV100 = ("qv100_accelwattch", "accelwattch_ptx_sim")

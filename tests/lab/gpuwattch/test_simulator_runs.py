@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from gpuwattch.conftest import read_lines, read_table
+from wattcast.lab.gpuwattch.simulated_power import make_power_trace
 from wattcast.lab.gpuwattch.trace_reading import SimulatorDialect
-from wattcast.lab.gpuwattch.trace_request import TraceRequest, make_power_trace
+from wattcast.lab.gpuwattch.trace_request import TraceRequest
 
 PRINTED_TOO_COARSELY = {"power", "PIPEP", "PIPE_A"}  # six decimals of a duty worth 25 W
 

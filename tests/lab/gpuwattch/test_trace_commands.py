@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.lab.gpuwattch.demo_chip import demo_architecture, demo_energies
 
 from gpuwattch.conftest import COLUMNS, TraceMaker, sample_rows, trace_text
 from gpuwattch.test_trace_run import KERNELS, with_ends
 from wattcast.lab.gpuwattch.architecture import read_architecture, write_architecture
-from wattcast.lab.gpuwattch.component_build import demo_architecture, demo_energies
 from wattcast.lab.gpuwattch.energy_table import format_energy_table
 
 
@@ -135,12 +135,12 @@ def test_clock_steps_and_conversion(
         "--dvfs",
         str(steps),
         "--save-config",
-        str(tmp_path / "again.yaml"),
+        str(tmp_path / "again.xml"),
         "--json",
     )
     assert code == 0
     assert json.loads(said)["duration_s"] == pytest.approx(10 * 500e-9 + 15 * 1e-6)
-    assert read_architecture(tmp_path / "again.yaml").parameters == demo_architecture().parameters
+    assert read_architecture(tmp_path / "again.xml").parameters == demo_architecture().parameters
     for text, complaint in (
         ("sample,clock\n5,1 GHz\n", "from 0 on"),
         ("sample,clock\n0,fast\n", "line 2: clock"),
@@ -219,14 +219,14 @@ RUNS = "kernel,watts,seconds,part_RFP,part_L2CP\n" + "".join(
 def test_fit_prints_held_out_errors_and_recalibrates(verb, tmp_path: Path) -> None:
     table = tmp_path / "runs.csv"
     table.write_text(RUNS)
-    write_architecture(demo_architecture(), tmp_path / "demo.yaml")
+    write_architecture(demo_architecture(), tmp_path / "demo.xml")
     argv = [str(table), "--measured", "watts", "--prefix", "part_", "--duration", "seconds"]
     code, said, notes = verb(
         "lab",
         "fit",
         "component",
         *argv,
-        *["--architecture", str(tmp_path / "demo.yaml"), "--out", str(tmp_path / "new.xml")],
+        *["--architecture", str(tmp_path / "demo.xml"), "--out", str(tmp_path / "new.xml")],
     )
     assert code == 0
     assert "leave one out" in said

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from gpuwattch.conftest import COLUMNS, TraceMaker, read_lines, read_table, sample_rows, trace_text
 from wattcast.core.errors import BadInput, CannotWrite
 from wattcast.lab.gpuwattch import trace_reading
-from wattcast.lab.gpuwattch.architecture import (
+from wattcast.lab.gpuwattch.simulator_config import (
     SimulatorConfig,
     SteadyStateDefinition,
     read_simulator_config,

@@ -17,8 +17,9 @@ from wattcast.lab.gpuwattch.component_fit import (
     fit_components,
     read_measured_kernels,
 )
+from wattcast.lab.gpuwattch.counted_kernel_power import compute_kernel_power
 from wattcast.lab.gpuwattch.simulator_logs import CounterSource
-from wattcast.lab.gpuwattch.trace_request import TraceRequest, compute_kernel_power
+from wattcast.lab.gpuwattch.trace_request import TraceRequest
 from wattcast.lab.validate.public_checks.simulator_runs import published_model_errors
 
 # AccelWattch's Volta clock; every component of three kernels agrees to 1e-4 at this clock only

@@ -20,7 +20,6 @@ from dataclasses import (
 
 import numpy as np
 
-from wattcast.core import files
 from wattcast.core.errors import (
     MissingSpecification,
     WattcastError,
@@ -30,7 +29,7 @@ from wattcast.core.errors import (
 )
 from wattcast.hardware import OperatingPoint
 from wattcast.lab.gpuwattch import energy_table
-from wattcast.lab.gpuwattch.architecture import ChipArchitecture, read_architecture
+from wattcast.lab.gpuwattch.architecture import ChipArchitecture
 from wattcast.lab.gpuwattch.energy_table import (
     ComponentRail,
     ComponentSet,
@@ -204,16 +203,6 @@ def _build_parts(
         clocked = component.clocked and not components.compat
         found.append(Part(component.name, exponent, watts or 0.0, clocked, component.static))
     return tuple(found)
-
-
-def demo_architecture() -> ChipArchitecture:
-    """Return a made-up chip of eight SMs at 1 GHz for examples and tests."""
-    return read_architecture(files("wattcast.lab.gpuwattch") / "demo" / "architecture.yaml")
-
-
-def demo_energies() -> EnergyTable:
-    """Return made-up energies of the demo chip."""
-    return energy_table.read_energies(files("wattcast.lab.gpuwattch") / "demo" / "energies.yaml")
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,8 @@ from wattcast.lab.gpuwattch import (
     trace_reading,
     trace_statistics,
 )
-from wattcast.lab.gpuwattch.architecture import SimulatorConfig
 from wattcast.lab.gpuwattch.energy_table import ComponentSet
+from wattcast.lab.gpuwattch.simulator_config import SimulatorConfig
 from wattcast.power.activity import Activity
 from wattcast.power.component_power import ComponentPower
 from wattcast.power.power_model import Power

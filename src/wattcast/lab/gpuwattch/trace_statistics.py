@@ -18,7 +18,7 @@ import numpy as np
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import bad_value, clip_text
 from wattcast.core.strict_files import read_bytes
-from wattcast.lab.gpuwattch.architecture import SteadyStateDefinition
+from wattcast.lab.gpuwattch.simulator_config import SteadyStateDefinition
 
 IDLE_COLUMNS = (
     "PIPE_A",

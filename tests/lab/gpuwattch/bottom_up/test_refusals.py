@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.lab.gpuwattch.demo_chip import demo_architecture
 
 from wattcast import hardware
 from wattcast.core.errors import BadInput, MissingSpecification, UnknownName, WattcastError
@@ -15,7 +16,6 @@ from wattcast.lab.gpuwattch.bottom_up.event_energies import build_architecture_c
 from wattcast.lab.gpuwattch.bottom_up.memory_array import SramArray
 from wattcast.lab.gpuwattch.bottom_up.searched_buffers import SearchedBuffer
 from wattcast.lab.gpuwattch.bottom_up.technology import find_process, find_technology
-from wattcast.lab.gpuwattch.component_build import demo_architecture
 
 
 @pytest.mark.parametrize(

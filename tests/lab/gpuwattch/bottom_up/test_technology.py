@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.lab.gpuwattch.demo_chip import demo_architecture
 
 from wattcast import hardware
 from wattcast.core.errors import BadInput
@@ -38,7 +39,6 @@ from wattcast.lab.gpuwattch.bottom_up.technology import (
     find_technology,
     read_feature_nm,
 )
-from wattcast.lab.gpuwattch.component_build import demo_architecture
 from wattcast.lab.gpuwattch.energy_table import format_energy_table, read_energies
 from wattcast.lab.gpuwattch.trace_reading import SimulatorDialect, dialect_counters
 

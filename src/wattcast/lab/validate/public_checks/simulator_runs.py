@@ -22,12 +22,13 @@ from wattcast.lab.gpuwattch.component_fit import (
     fit_components,
     read_measured_kernels,
 )
+from wattcast.lab.gpuwattch.simulated_power import make_power_trace
 from wattcast.lab.gpuwattch.trace_reading import (
     SimulatorDialect,
     TraceFile,
     open_trace,
 )
-from wattcast.lab.gpuwattch.trace_request import TraceRequest, make_power_trace
+from wattcast.lab.gpuwattch.trace_request import TraceRequest
 
 SIMULATOR_RUNS = {  # run -> dialect, architecture file and energy table
     "gtx480_gpuwattch": (SimulatorDialect.GPUWATTCH, "gpuwattch_gtx480"),
