@@ -112,7 +112,8 @@ class MillionSamples:
 def _power_trace(folder: Path, out: Path) -> None:
     from wattcast.lab.gpuwattch.architecture import read_architecture
     from wattcast.lab.gpuwattch.component_build import build_component_model
-    from wattcast.lab.gpuwattch.energy_table import read_component_set, read_energies
+    from wattcast.lab.gpuwattch.component_set import read_component_set
+    from wattcast.lab.gpuwattch.energy_table import read_energies
     from wattcast.lab.gpuwattch.trace_reading import (
         SimulatorDialect,
         TraceSampling,

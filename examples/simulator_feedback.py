@@ -20,7 +20,8 @@ from wattcast.lab.gpuwattch.component_build import (
     SamplePower,
     build_component_model,
 )
-from wattcast.lab.gpuwattch.energy_table import read_component_set, read_energies
+from wattcast.lab.gpuwattch.component_set import read_component_set
+from wattcast.lab.gpuwattch.energy_table import read_energies
 from wattcast.lab.gpuwattch.trace_reading import SimulatorDialect, dialect_counters
 
 CHIP = Path(__file__).parent / "made_up_chip"

@@ -12,7 +12,7 @@ from tests.lab.gpuwattch.demo_chip import demo_architecture, demo_energies
 
 from wattcast.lab.gpuwattch.bottom_up.chip_design import ChipDesign, design_from_architecture
 from wattcast.lab.gpuwattch.component_build import build_component_model
-from wattcast.lab.gpuwattch.energy_table import read_component_set
+from wattcast.lab.gpuwattch.component_set import read_component_set
 from wattcast.lab.gpuwattch.trace_reading import (
     SimulatorDialect,
     TraceSampling,

@@ -13,9 +13,9 @@ from tests.lab.gpuwattch.demo_chip import demo_architecture, demo_energies
 from wattcast.core.errors import BadInput, MissingSpecification, UnknownName
 from wattcast.hardware import OperatingPoint
 from wattcast.lab.gpuwattch.component_build import build_component_model
+from wattcast.lab.gpuwattch.component_set import read_component_set
 from wattcast.lab.gpuwattch.energy_table import (
     format_energy_table,
-    read_component_set,
     read_energies,
     with_coalescer,
 )

@@ -17,7 +17,7 @@ from wattcast.lab.gpuwattch.component_build import (
     SamplePower,
     build_component_model,
 )
-from wattcast.lab.gpuwattch.energy_table import read_component_set
+from wattcast.lab.gpuwattch.component_set import read_component_set
 from wattcast.lab.gpuwattch.trace_reading import SimulatorDialect
 from wattcast.lab.gpuwattch.trace_run import run_trace
 

@@ -30,14 +30,12 @@ from wattcast.core.errors import (
 from wattcast.hardware import OperatingPoint
 from wattcast.lab.gpuwattch import energy_table
 from wattcast.lab.gpuwattch.architecture import ChipArchitecture
-from wattcast.lab.gpuwattch.energy_table import (
-    ComponentRail,
-    ComponentSet,
-    EnergyTable,
-)
+from wattcast.lab.gpuwattch.component_set import ComponentRail, ComponentSet
+from wattcast.lab.gpuwattch.energy_table import EnergyTable
 from wattcast.lab.gpuwattch.trace_reading import (
     INSTRUCTIONS,
     THREADS,
+    SimulatorCounter,
     SimulatorDialect,
     dialect_counters,
 )
@@ -92,23 +90,15 @@ def build_component_model(
     cuts the pipeline duty as the simulator does (default: in compatibility mode); the originals do
     not cut duties that come from hardware counters."""
     table, note = energy_table.with_coalescer(table, architecture.number("core_tech_node"))
-    notes = [note] if note else []
     static = None
-    if any(c.static for c in components.components):
-        count = sm_count or architecture.parameters.get("number_of_cores")
-        if not isinstance(count, (int, float)):
-            raise MissingSpecification(
-                "static power needs the number of SMs, which this architecture file does "
-                "not hold. Give "
-                "--simulator-config gpgpusim.config, or --sms."
-            )
-        lanes = threads if threads is not None else architecture.number("warp_size")
-        static = LaneStatic(architecture.static, float(count), float(lanes), components.compat)
-    lasting = None if components.compat else leakage or table.leakage
-    if lasting is not None and sm_count is not None:
-        lasting = replace(lasting, sm_count=float(sm_count))
+    if any(component.static for component in components.components):
+        static = _build_static(architecture, components, sm_count, threads)
+    added_leakage = None if components.compat else leakage or table.leakage
+    if added_leakage is not None and sm_count is not None:
+        added_leakage = replace(added_leakage, sm_count=float(sm_count))
     reference_v = architecture.parameters.get("modeled_chip_voltage_ref", 1.0)
     assert isinstance(reference_v, (int, float))
+    is_capped = components.compat if capped is None else capped
     model = ComponentPower(
         _build_terms(architecture, table, components),
         _build_parts(architecture, table, components),
@@ -116,10 +106,28 @@ def build_component_model(
         float(reference_v),
         voltage,
         static,
-        lasting,
-        DUTY_CAP if (components.compat if capped is None else capped) else None,
+        added_leakage,
+        DUTY_CAP if is_capped else None,
     )
-    return BuiltComponentModel(model, tuple(notes))
+    return BuiltComponentModel(model, (note,) if note else ())
+
+
+def _build_static(
+    architecture: ChipArchitecture,
+    components: ComponentSet,
+    sm_count: float | None,
+    threads: float | None,
+) -> LaneStatic:
+    """Return AccelWattch's static power, which grows with SMs and active threads of a warp."""
+    count = sm_count or architecture.parameters.get("number_of_cores")
+    if not isinstance(count, (int, float)):
+        raise MissingSpecification(
+            "static power needs the number of SMs, which this architecture file does "
+            "not hold. Give "
+            "--simulator-config gpgpusim.config, or --sms."
+        )
+    lanes = threads if threads is not None else architecture.number("warp_size")
+    return LaneStatic(architecture.static, float(count), float(lanes), components.compat)
 
 
 def _build_terms(
@@ -128,9 +136,43 @@ def _build_terms(
     components: ComponentSet,
 ) -> tuple[Term, ...]:
     """Return one term per event and component, the energies of several counters added up."""
+    energies = _name_energies(architecture, table)
+    counter_of_column = {c.column: c for c in dialect_counters(components.dialect)}
+    sums: dict[tuple[str, str, Drive], float] = {}
+    for component in components.components:
+        for column, energy in component.terms.items():
+            if isinstance(energy, float):
+                value = energy
+            else:
+                value = _sum_energies(table, component.name, energy, energies)
+            counter = counter_of_column.get(column)
+            if counter is None:
+                event = components.custom[column]
+            else:
+                event = counter.event
+                value *= architecture.scaling_of(counter.scaling)
+            if value < 0:
+                names = () if isinstance(energy, float) else energy
+                raise bad_value(
+                    f"{component.name}: {column}",
+                    f"{' '.join(names) or 'an energy'} above zero",
+                    f"{value:g}",
+                    f"Was {table.name} dumped with another architecture file than "
+                    f"{architecture.name}?",
+                )
+            drive = Drive.COUNT
+            if known_events()[event].is_mean:
+                drive = Drive.DUTY if component.clocked else Drive.MEAN
+            key = (event, component.name, drive)
+            sums[key] = sums.get(key, 0.0) + value
+    return tuple(Term(event, part, value, drive) for (event, part, drive), value in sums.items())
+
+
+def _name_energies(architecture: ChipArchitecture, table: EnergyTable) -> dict[str, float]:
+    """Return the energies that components may name: joules a count, and watts of a duty."""
     assert table.coalescer_read_j is not None
     assert table.coalescer_write_j is not None
-    energies = dict(table.energy_j) | {
+    return dict(table.energy_j) | {
         energy_table.DUTY: table.duty_w,
         "coalescer_read": table.coalescer_read_j,
         "coalescer_write": table.coalescer_write_j,
@@ -138,41 +180,34 @@ def _build_terms(
         "dram_write": architecture.number("dram_wr_coeff"),
         "idle_core_power": architecture.number("idle_core_power"),
     }
-    by_column = {c.column: c for c in dialect_counters(components.dialect)}
-    every = {c.column for d in SimulatorDialect for c in dialect_counters(d)}
-    sums: dict[tuple[str, str, Drive], float] = {}
-    for component in components.components:
-        for column, energy in component.terms.items():
-            counter = by_column.get(column)
-            event = counter.event if counter else components.custom[column]
-            value, names = (energy, ()) if isinstance(energy, float) else (0.0, energy)
-            for name in names:
-                key = name.removeprefix("-")
-                if key not in energies and key in every:
-                    said = (
-                        f"energy table {table.name} has no energy for {key}, which "
-                        f"{component.name} needs."
-                    )
-                    raise MissingSpecification(
-                        f"{said} Add it, or take the table of this architecture."
-                    )
-                check_names("energy", key, energies, "")
-                value += energies[key] if name == key else -energies[key]
-            value *= architecture.scaling_of(counter.scaling) if counter else 1.0
-            if value < 0:
-                wanted = f"{' '.join(names) or 'an energy'} above zero"
-                do = (
-                    f"Was {table.name} dumped with another architecture file than "
-                    f"{architecture.name}?"
-                )
-                raise bad_value(f"{component.name}: {column}", wanted, f"{value:g}", do)
-            drive = Drive.COUNT
-            if known_events()[event].is_mean:
-                drive = Drive.DUTY if component.clocked else Drive.MEAN
-            sums[event, component.name, drive] = (
-                sums.get((event, component.name, drive), 0.0) + value
+
+
+def _sum_energies(
+    table: EnergyTable,
+    component: str,
+    signed_names: tuple[str, ...],
+    energies: Mapping[str, float],
+) -> float:
+    """Return the sum of named energies; those behind a minus sign are taken off."""
+    total = 0.0
+    for signed_name in signed_names:
+        name = signed_name.removeprefix("-")
+        if name not in energies and name in _all_columns():
+            raise MissingSpecification(
+                f"energy table {table.name} has no energy for {name}, which {component} needs. "
+                "Add it, or take the table of this architecture."
             )
-    return tuple(Term(event, part, value, drive) for (event, part, drive), value in sums.items())
+        check_names("energy", name, energies, "")
+        total += energies[name] if signed_name == name else -energies[name]
+    return total
+
+
+def _all_columns() -> set[str]:
+    """Return the columns of both dialects."""
+    columns: set[str] = set()
+    for dialect in SimulatorDialect:
+        columns.update(counter.column for counter in dialect_counters(dialect))
+    return columns
 
 
 def _build_parts(
@@ -181,28 +216,42 @@ def _build_parts(
     components: ComponentSet,
 ) -> tuple[Part, ...]:
     """Return each component's constant watts and its power of the voltage."""
-    of_gpuwattch = architecture.dialect is SimulatorDialect.GPUWATTCH
-    dynamic_w = architecture.scaling_of("CONST_DYNAMICN") if of_gpuwattch else 0.0
+    dynamic_w = 0.0
+    if architecture.dialect is SimulatorDialect.GPUWATTCH:
+        dynamic_w = architecture.scaling_of("CONST_DYNAMICN")
     constants = {
         "mc_constant": table.mc_constant_w,
         "const_dynamic": max(0.0, dynamic_w - table.mc_constant_w),
         "constant_power": architecture.scaling.get("constant_power", 0.0),
     }
-    found = []
+    parts = []
     for component in components.components:
-        exponent = _EXPONENT[component.rail]
-        if (
-            components.compat
-        ):  # GPUWattch knows no voltage; AccelWattch scales all but leakage with its square
-            plain = components.dialect is SimulatorDialect.GPUWATTCH
-            exponent = 0 if plain else (1 if component.rail is ComponentRail.STATIC else 2)
-        watts = component.constant
-        if isinstance(watts, str):
-            check_names("constant", watts, constants, "")
-            watts = constants[watts]
-        clocked = component.clocked and not components.compat
-        found.append(Part(component.name, exponent, watts or 0.0, clocked, component.static))
-    return tuple(found)
+        constant = component.constant
+        if isinstance(constant, str):
+            check_names("constant", constant, constants, "")
+            constant = constants[constant]
+        parts.append(
+            Part(
+                component.name,
+                _voltage_exponent(component.rail, components),
+                constant or 0.0,
+                component.clocked and not components.compat,
+                component.static,
+            )
+        )
+    return tuple(parts)
+
+
+def _voltage_exponent(rail: ComponentRail, components: ComponentSet) -> int:
+    """Return the power of the core voltage that a component's watts follow.
+
+    As the original, GPUWattch knows no voltage and AccelWattch scales all but leakage with its
+    square."""
+    if not components.compat:
+        return _EXPONENT[rail]
+    if components.dialect is SimulatorDialect.GPUWATTCH:
+        return 0
+    return 1 if rail is ComponentRail.STATIC else 2
 
 
 @dataclass(frozen=True)
@@ -246,28 +295,29 @@ class PowerMeter:
     setting: ClockSetting
     dialect: SimulatorDialect | None = None
     listeners: tuple[PowerListener, ...] = ()
-    scaling: Mapping[str, float] = field(
-        default_factory=dict
-    )  # for counters handed over already scaled
+    # factors of counters that are handed over already scaled
+    scaling: Mapping[str, float] = field(default_factory=dict)
     energy_j: float = 0.0
     time_s: float = 0.0
     samples: int = 0
 
     def __post_init__(self) -> None:
-        known = dialect_counters(self.dialect) if self.dialect is not None else ()
-        self._event_of = {c.column: (c.event, c.prescaled, c.scaling) for c in known if c.event}
-        self._event_of[THREADS] = ("active_thread", False, "")
+        counters = dialect_counters(self.dialect) if self.dialect is not None else ()
+        self._counter_of = {c.column: c for c in counters if c.event}
+        self._counter_of[THREADS] = SimulatorCounter(THREADS, "active_thread", "", prescaled=False)
         # columns of a metric trace in which nothing is counted
-        self._silent = {c.column for c in known if not c.event} | {INSTRUCTIONS}
+        self._silent = {c.column for c in counters if not c.event} | {INSTRUCTIONS}
 
     def read_header(self, names: Iterable[str]) -> tuple[str, ...]:
         """Return the events that counters of these names show; an unknown name is an error."""
-        known = [*self._event_of, *known_events(), *self._silent]
+        readable = [*self._counter_of, *known_events(), *self._silent]
         events = []
         for name in names:
-            check_names("counter", name, known, "")
-            if name not in self._silent:
-                events.append(self._event_of.get(name, (name, False, ""))[0])
+            check_names("counter", name, readable, "")
+            if name in self._counter_of:
+                events.append(self._counter_of[name].event)
+            elif name not in self._silent:
+                events.append(name)
         return tuple(events)
 
     def sample(
@@ -282,32 +332,42 @@ class PowerMeter:
             raise bad_value(f"sample {self.samples}", "cycles above zero", cycles)
         values: dict[str, float] = {}
         for name, count in counts.items():
-            if name in self._silent:
-                continue
-            event, prescaled, factor = self._event_of.get(name, (name, False, ""))
-            if event not in known_events():
-                raise unknown_name("counter", name, [*self._event_of, *known_events()])
-            if not (np.isfinite(count) and count >= 0):
-                raise bad_value(f"sample {self.samples}: {name}", "a count, zero or more", count)
-            values[event] = count / (self.scaling.get(factor, 1.0) or 1.0) if prescaled else count
+            if name not in self._silent:
+                event, unscaled = self._read_count(name, count)
+                values[event] = unscaled
         if self.setting.voltage_v is not None:
             values["core_voltage"] = self.setting.voltage_v
         duration_s = cycles / self.setting.clock_hz
-        value = np.array([list(values.values())])
-        at = OperatingPoint(clock_hz=self.setting.clock_hz)
         activity = Activity(
-            np.array([duration_s]), value, tuple(values), at, ActivitySource.SIMULATED
+            np.array([duration_s]),
+            np.array([list(values.values())]),
+            tuple(values),
+            OperatingPoint(clock_hz=self.setting.clock_hz),
+            ActivitySource.SIMULATED,
         )
         power = self.model.power(activity)
         watts = power.part_w[0].tolist()
-        parts = dict(zip(power.parts, watts, strict=True))
-        seen = SamplePower(self.samples, duration_s, sum(watts), parts, self.setting)
+        part_w = dict(zip(power.parts, watts, strict=True))
+        measured = SamplePower(self.samples, duration_s, sum(watts), part_w, self.setting)
         self.samples += 1
         self.time_s += duration_s
-        self.energy_j += seen.power_w * duration_s
+        self.energy_j += measured.power_w * duration_s
         for listener in self.listeners:
-            self.setting = listener(seen) or self.setting
+            self.setting = listener(measured) or self.setting
         return self.setting
+
+    def _read_count(self, name: str, count: float) -> tuple[str, float]:
+        """Return the event that a counter shows, and its count before any scaling factor."""
+        counter = self._counter_of.get(name)
+        event = counter.event if counter is not None else name
+        if event not in known_events():
+            raise unknown_name("counter", name, [*self._counter_of, *known_events()])
+        if not (np.isfinite(count) and count >= 0):
+            raise bad_value(f"sample {self.samples}: {name}", "a count, zero or more", count)
+        if counter is None or not counter.prescaled:
+            return event, count
+        factor = self.scaling.get(counter.scaling, 1.0) or 1.0
+        return event, count / factor
 
 
 AT_LEAST = "power_at_least"  # the first name of an answer whose total lacks components

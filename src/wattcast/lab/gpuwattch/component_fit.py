@@ -41,11 +41,8 @@ from wattcast.core.strict_files import (
     read_number,
 )
 from wattcast.lab.gpuwattch.architecture import ChipArchitecture
-from wattcast.lab.gpuwattch.energy_table import (
-    DUTY,
-    EnergyTable,
-    read_component_set,
-)
+from wattcast.lab.gpuwattch.component_set import read_component_set
+from wattcast.lab.gpuwattch.energy_table import DUTY, EnergyTable
 from wattcast.lab.gpuwattch.trace_reading import dialect_counters
 
 SHORTEST_KERNEL_S = 0.5e-3  # manual, section 2.3
@@ -75,9 +72,8 @@ class FitConstraints:
     """
 
     bounds: tuple[float, float] = (0.5, 2.0)  # a factor of two either way
-    special: Mapping[str, tuple[float, float]] = field(
-        default_factory=dict
-    )  # bounds of single names
+    # bounds of single names
+    special: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     orders: tuple[ValueOrdering, ...] = ()
     start: float = 1.0  # which leaves the model as it stands
     prior_weight: float = 1e-3  # a factor wrong by 1 weighs as much as one kernel wrong by 3 %
@@ -177,67 +173,105 @@ def fit_components(
     """Fit factors of components' watts, or with ``ENERGY_CONSTRAINTS`` joules per event, to kernels
     long enough.
     """
-
-    def mean_percent(predicted: Array) -> float:
-        return float(np.mean(np.abs(predicted / measured - 1.0)) * 100.0)
-
-    start = np.full(len(runs.names), constraints.start)
-    kept = np.ones(len(runs.kernels), dtype=np.bool_)
+    is_long = np.ones(len(runs.kernels), dtype=np.bool_)
     if runs.duration_s is not None:
-        kept = np.asarray(runs.duration_s >= shortest_s)
-    if kept.sum() < 2:
-        raise bad_value(
-            "runs", f"at least two kernels of {shortest_s * 1e3:g} ms or more", int(kept.sum())
-        )
-    drive = runs.drive[kept]
-    measured = runs.measured_w[kept]
-    offset = np.broadcast_to(np.asarray(runs.offset_w, dtype=np.float64), kept.shape)[kept]
-    lower, upper = constraints.limits(runs.names)
-    orders = constraints.rows(runs.names)
-    # natural size of a value: 1 for a factor; for an energy the one that would explain all the
-    # power
-    largest = drive.max(axis=0)
-    size = (
-        np.ones(start.size) if (start > 0).all() else measured.mean() / np.maximum(largest, 1e-300)
-    )
-    scale = np.where(largest > 0, size, 1.0)
-    weight = np.sqrt(constraints.prior_weight)
+        is_long = np.asarray(runs.duration_s >= shortest_s)
+    kernel_count = int(is_long.sum())
+    if kernel_count < 2:
+        expectation = f"at least two kernels of {shortest_s * 1e3:g} ms or more"
+        raise bad_value("runs", expectation, kernel_count)
 
-    def solve(rows: Mask) -> Array:
-        """Return the best values for some of the kernels."""
-        a = drive[rows] * scale / measured[rows][:, np.newaxis]
-        a = np.vstack([a, weight * np.eye(start.size)])
-        b = np.concatenate([1.0 - (offset[rows] / measured[rows]), weight * start / scale])
-        return scale * _solve_bounded(a, b, lower / scale, upper / scale, orders * scale)
-
-    def held_out_error(groups: Sequence[str]) -> float:
-        """Return the error where each kernel is predicted by a fit that never saw its group."""
-        labels = np.array(groups)
-        predicted = np.full(len(measured), np.nan)
-        for label in dict.fromkeys(groups) if len(set(groups)) > 1 else ():
-            out = labels == label
-            predicted[out] = drive[out] @ solve(~out) + offset[out]
-        return mean_percent(predicted)
-
-    value = solve(np.ones(len(measured), dtype=np.bool_))
-    before = drive @ start + offset
-    groups = [str(i) for i in range(len(measured))], list(compress(runs.applications, kept))
+    problem = _FitProblem(runs, constraints, is_long)
+    value = problem.solve(np.ones(kernel_count, dtype=np.bool_))
+    start_w = problem.predict_w(problem.start)
+    measured_w = problem.measured_w
+    mean_of_others_w = (measured_w.sum() - measured_w) / (kernel_count - 1)
     score = ComponentFitErrors(
-        start=mean_percent(before) if before.any() else 100.0,
-        in_sample=mean_percent(drive @ value + offset),
-        leave_one_out=held_out_error(groups[0]),
-        leave_application_out=held_out_error(groups[1]),
-        constant=mean_percent((measured.sum() - measured) / (len(measured) - 1)),
+        start=problem.mean_error_percent(start_w) if start_w.any() else 100.0,
+        in_sample=problem.mean_error_percent(problem.predict_w(value)),
+        leave_one_out=problem.held_out_error_percent(range(kernel_count)),
+        leave_application_out=problem.held_out_error_percent(
+            list(compress(runs.applications, is_long))
+        ),
+        constant=problem.mean_error_percent(mean_of_others_w),
     )
-    close = (np.isclose(value, lower, rtol=1e-6) | np.isclose(value, upper, rtol=1e-6)) & (
-        lower < upper
+    is_lowest = np.isclose(value, problem.lower, rtol=1e-6)
+    is_highest = np.isclose(value, problem.upper, rtol=1e-6)
+    at_bound = np.flatnonzero((is_lowest | is_highest) & (problem.lower < problem.upper))
+    determined = np.flatnonzero(runs.drive[is_long].any(axis=0))
+    return ComponentFit(
+        names=runs.names,
+        value=value,
+        score=score,
+        kernels=kernel_count,
+        dropped=tuple(compress(runs.kernels, ~is_long)),
+        at_bound=tuple(runs.names[i] for i in at_bound),
+        determined=tuple(runs.names[i] for i in determined),
     )
-    dropped = tuple(compress(runs.kernels, ~kept))
-    at_bound = tuple(compress(runs.names, close))
-    determined = tuple(
-        name for name, column in zip(runs.names, drive.T, strict=True) if column.any()
-    )
-    return ComponentFit(runs.names, value, score, int(kept.sum()), dropped, at_bound, determined)
+
+
+class _FitProblem:
+    """The least squares of the module's equation over the kernels that are long enough."""
+
+    def __init__(
+        self,
+        runs: MeasuredKernels,
+        constraints: FitConstraints,
+        is_long: Mask,
+    ) -> None:
+        offset_w = np.asarray(runs.offset_w, dtype=np.float64)
+        self.drive = runs.drive[is_long]
+        self.measured_w = runs.measured_w[is_long]
+        self.offset_w = np.broadcast_to(offset_w, is_long.shape)[is_long]
+        self.start = np.full(len(runs.names), constraints.start)
+        self.lower, self.upper = constraints.limits(runs.names)
+        self.orders = constraints.rows(runs.names)
+        self.prior_weight = np.sqrt(constraints.prior_weight)
+        # s_j, the natural size of a value: 1 for a factor; for an energy the one that would explain
+        # all the power
+        largest = self.drive.max(axis=0)
+        if (self.start > 0).all():
+            self.size = np.ones(self.start.size)
+        else:
+            explains_all = self.measured_w.mean() / np.maximum(largest, 1e-300)
+            self.size = np.where(largest > 0, explains_all, 1.0)
+
+    def solve(self, rows: Mask) -> Array:
+        """Return the best values for some of the kernels."""
+        measured_w = self.measured_w[rows]
+        relative_drive = self.drive[rows] * self.size / measured_w[:, np.newaxis]
+        relative_target = 1.0 - (self.offset_w[rows] / measured_w)
+        prior = self.prior_weight * np.eye(self.start.size)
+        prior_target = self.prior_weight * self.start / self.size
+        scaled_value = _solve_bounded(
+            np.vstack([relative_drive, prior]),
+            np.concatenate([relative_target, prior_target]),
+            self.lower / self.size,
+            self.upper / self.size,
+            self.orders * self.size,
+        )
+        return self.size * scaled_value
+
+    def predict_w(self, value: Array) -> Array:
+        """Return the watts of each kernel."""
+        return np.asarray(self.drive @ value + self.offset_w)
+
+    def mean_error_percent(self, predicted_w: Array) -> float:
+        """Return the mean absolute percentage error against the measured watts."""
+        return float(np.mean(np.abs(predicted_w / self.measured_w - 1.0)) * 100.0)
+
+    def held_out_error_percent(self, groups: Sequence[object]) -> float:
+        """Return the error where each kernel is predicted by a fit that never saw its group; NaN
+        where there is one group alone.
+        """
+        predicted_w = np.full(len(self.measured_w), np.nan)
+        labels = list(dict.fromkeys(groups))
+        if len(labels) > 1:
+            for label in labels:
+                is_out = np.array([group == label for group in groups])
+                value = self.solve(~is_out)
+                predicted_w[is_out] = self.drive[is_out] @ value + self.offset_w[is_out]
+        return self.mean_error_percent(predicted_w)
 
 
 def _solve_bounded(
@@ -249,34 +283,53 @@ def _solve_bounded(
 ) -> Array:
     """Minimise |a·x − b|² within bounds and orderings."""
     if not len(orders):
-        from scipy.optimize import lsq_linear
-
-        free = upper > lower  # scipy wants room between bounds
-        fixed = np.where(free, 0.0, lower)
-        if free.any():
-            rest = b - a @ fixed
-            fixed[free] = lsq_linear(
-                a[:, free], rest, bounds=(lower[free], upper[free]), tol=1e-12
-            ).x
-        return np.asarray(fixed)
+        return _solve_boxed(a, b, lower, upper)
     clarabel = import_extra("clarabel", "orderings need clarabel", "fit")
     from scipy import sparse
 
-    finite = np.isfinite(upper)
+    # ½·xᵀ·P·x + qᵀ·x with P = 2·aᵀ·a and q = −2·aᵀ·b, under rows·x ≤ limits
+    has_upper = np.isfinite(upper)
     identity = np.eye(a.shape[1])
-    stacked = np.vstack([orders, identity[finite], -identity])
-    limits = np.concatenate([np.zeros(len(orders)), upper[finite], -lower])
+    rows = np.vstack([orders, identity[has_upper], -identity])
+    limits = np.concatenate([np.zeros(len(orders)), upper[has_upper], -lower])
     settings = clarabel.DefaultSettings()
     settings.verbose = False
-    cones = [clarabel.NonnegativeConeT(len(stacked))]
-    quadratic = sparse.csc_matrix(np.triu(2.0 * a.T @ a))
-    problem = (quadratic, -2.0 * a.T @ b, sparse.csc_matrix(stacked), limits, cones, settings)
-    solution = clarabel.DefaultSolver(*problem).solve()
+    solver = clarabel.DefaultSolver(
+        sparse.csc_matrix(np.triu(2.0 * a.T @ a)),
+        -2.0 * a.T @ b,
+        sparse.csc_matrix(rows),
+        limits,
+        [clarabel.NonnegativeConeT(len(rows))],
+        settings,
+    )
+    solution = solver.solve()
     if str(solution.status) not in ("Solved", "AlmostSolved"):
         do = "Do the orderings contradict the bounds?"
         raise bad_value("fit", "bounds and orderings that can all hold", str(solution.status), do)
-    found: Array = np.clip(np.array(solution.x, dtype=np.float64), lower, upper)
-    return found
+    best: Array = np.clip(np.array(solution.x, dtype=np.float64), lower, upper)
+    return best
+
+
+def _solve_boxed(
+    a: Array,
+    b: Array,
+    lower: Array,
+    upper: Array,
+) -> Array:
+    """Minimise |a·x − b|² within bounds; a value without room between its bounds is fixed."""
+    from scipy.optimize import lsq_linear
+
+    is_free = upper > lower
+    value = np.where(is_free, 0.0, lower)
+    if is_free.any():
+        solution = lsq_linear(
+            a[:, is_free],
+            b - a @ value,
+            bounds=(lower[is_free], upper[is_free]),
+            tol=1e-12,
+        )
+        value[is_free] = solution.x
+    return np.asarray(value)
 
 
 _MAX_BYTE = 256 << 20
@@ -312,37 +365,13 @@ def read_measured_kernels(
     the duration.
     """
     rows = parse_csv(read_bytes(path, _MAX_BYTE), path.name)
-    header = list(rows[0])
     where = path.name
-    special = {
-        columns.measured,
-        columns.kernel,
-        columns.application,
-        columns.duration,
-        columns.cycles,
-    } - {None}
-    for wanted in special - set(header):
-        close = nearest_names(str(wanted), header)
-        raise bad_value(
-            where, f"a column {wanted!r}", f"none; closest: {', '.join(close)}" if close else "none"
-        )
-    found = [
-        c.removeprefix(columns.prefix)
-        for c in header
-        if c.startswith(columns.prefix) and c not in special
-    ]
-    check_names(
-        "column to leave out", columns.leave_out, found, f"Columns to fit: {', '.join(found)}."
-    )
-    chosen = list(names) if names else [name for name in found if name not in columns.leave_out]
-    lost = [name for name in chosen if columns.prefix + name not in header]
-    if not chosen or lost:
-        raise bad_value(where, f"columns {columns.prefix}{', '.join(lost) or '*'}", "none")
+    fitted_names = _choose_columns(list(rows[0]), columns, names, where)
 
     def read(column: str) -> Array:
         return np.array([read_number(row[column], f"{where}: {column}") for row in rows])
 
-    drive = np.stack([read(columns.prefix + name) for name in chosen], axis=-1)
+    drive = np.stack([read(columns.prefix + name) for name in fitted_names], axis=-1)
     duration_s = None
     if columns.duration is not None:
         duration_s = read(columns.duration)
@@ -353,12 +382,50 @@ def read_measured_kernels(
             raise bad_value(where, "a duration, to turn counts into rates", "none")
         drive = drive / duration_s[:, np.newaxis]
     kernels = tuple(row[columns.kernel] for row in rows)
-    applications = tuple(application_of_kernel(kernel) for kernel in kernels)
     if columns.application:
         applications = tuple(row[columns.application] for row in rows)
+    else:
+        applications = tuple(application_of_kernel(kernel) for kernel in kernels)
     return MeasuredKernels(
-        kernels, applications, tuple(chosen), drive, read(columns.measured), duration_s
+        kernels,
+        applications,
+        fitted_names,
+        drive,
+        read(columns.measured),
+        duration_s,
     )
+
+
+def _choose_columns(
+    header: list[str],
+    columns: KernelColumns,
+    names: Sequence[str] | None,
+    where: str,
+) -> tuple[str, ...]:
+    """Return the columns to fit without their prefix: the named ones, or all that are not left
+    out.
+    """
+    special = {
+        columns.measured,
+        columns.kernel,
+        columns.application,
+        columns.duration,
+        columns.cycles,
+    } - {None}
+    for column in special:
+        if column not in header:
+            close = nearest_names(str(column), header)
+            state = f"none; closest: {', '.join(close)}" if close else "none"
+            raise bad_value(where, f"a column {column!r}", state)
+    prefixed = [name for name in header if name.startswith(columns.prefix) and name not in special]
+    drivers = [name.removeprefix(columns.prefix) for name in prefixed]
+    listing = f"Columns to fit: {', '.join(drivers)}."
+    check_names("column to leave out", columns.leave_out, drivers, listing)
+    chosen = names or [name for name in drivers if name not in columns.leave_out]
+    missing = [name for name in chosen if columns.prefix + name not in header]
+    if not chosen or missing:
+        raise bad_value(where, f"columns {columns.prefix}{', '.join(missing) or '*'}", "none")
+    return tuple(chosen)
 
 
 def rates_to_watts(runs: MeasuredKernels, table: EnergyTable) -> MeasuredKernels:

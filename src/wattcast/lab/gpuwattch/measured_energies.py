@@ -50,7 +50,8 @@ from wattcast.lab.gpuwattch.bottom_up.event_energies import (
     make_energy_table,
 )
 from wattcast.lab.gpuwattch.component_build import BuiltComponentModel, build_component_model
-from wattcast.lab.gpuwattch.energy_table import EnergyTable, read_component_set
+from wattcast.lab.gpuwattch.component_set import read_component_set
+from wattcast.lab.gpuwattch.energy_table import EnergyTable
 from wattcast.lab.gpuwattch.trace_reading import SimulatorDialect, dialect_counters
 from wattcast.power.activity import Activity, ActivitySource
 from wattcast.power.component_power import STATIC_NAMES

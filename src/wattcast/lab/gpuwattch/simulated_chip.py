@@ -12,12 +12,8 @@ from wattcast.core import units
 from wattcast.core.errors import bad_value
 from wattcast.lab.gpuwattch import measured_energies
 from wattcast.lab.gpuwattch.architecture import ChipArchitecture, read_architecture
-from wattcast.lab.gpuwattch.energy_table import (
-    ComponentSet,
-    EnergyTable,
-    read_component_set,
-    read_energies,
-)
+from wattcast.lab.gpuwattch.component_set import ComponentSet, read_component_set
+from wattcast.lab.gpuwattch.energy_table import EnergyTable, read_energies
 from wattcast.lab.gpuwattch.simulator_config import (
     SimulatorConfig,
     SteadyStateDefinition,

@@ -31,7 +31,7 @@ from wattcast.lab.gpuwattch import (
     trace_reading,
     trace_statistics,
 )
-from wattcast.lab.gpuwattch.energy_table import ComponentSet
+from wattcast.lab.gpuwattch.component_set import ComponentSet
 from wattcast.lab.gpuwattch.simulator_config import SimulatorConfig
 from wattcast.power.activity import Activity
 from wattcast.power.component_power import ComponentPower
