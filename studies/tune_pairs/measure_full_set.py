@@ -22,6 +22,7 @@ import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import gettempdir
 
@@ -123,7 +124,7 @@ def run_steps(out: Path, steps: str, versions: list[ProgramVersion]) -> int:
     measure_tune_pairs.RULE = RULE
     cubin = read_cubin(out)
     failed = 0
-    work = {
+    work: dict[str, Callable[[], object]] = {
         "1": lambda: profile_before(out),
         "2": lambda: predict_changes(out, versions),
         "3": lambda: measure_pairs(out, versions, LIMITS_S["measure"], cubin),

@@ -1,0 +1,204 @@
+"""Compare twenty operators, as ``wattcast lab kernel`` shows them, with what Nsight Compute counted.
+
+Run ``python studies/kernel_phases/judge_kernel_phases.py FOLDER`` on a folder of
+``measure_kernel_phases.py``. The rule was written before anything was measured:
+
+- Bytes of DRAM, of the L2 (between it and the SMs) and of shared memory and L1 (banks read and
+  written, 4 bytes each of 32 banks), summed over the kernels of an operator, against the predicted
+  ones: the median over all operators and levels of the relative error has to be below 10 %. Levels
+  with less than 64 KiB are left out. DRAM is predicted in the state in which a profiler counts it,
+  which runs a kernel again for each of its passes.
+- Tiles of products against the kernel's name: both sides have to agree, in their order. Waves: tiles of the named
+  shape (times the parts of K that its grid makes) over the SMs, rounded up, against those predicted.
+  85 % have to be exact.
+- The phases of a kernel have to add up to its time, to 1e-9.
+
+Time is shown, not judged: the profiler's is of each kernel alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from measure_kernel_phases import read_operators
+from wattcast import hardware
+from wattcast.kernels import build_kernels
+from wattcast.kernels.kernel_labels import find_label, find_product_kernel
+from wattcast.kernels.kernel_names import parse_kernel_name
+from wattcast.kernels.kernel_table import COUNTED_ROTATION, USUAL_CONDITION
+from wattcast.lab.campaigns.kernel_plan import OperatorSpec
+from wattcast.lab.campaigns.nsight_counters import read_counter_table
+from wattcast.predictor import api
+from wattcast.predictor.bundle import bundle_for
+from wattcast.predictor.kernel_phases import count_events
+from wattcast.predictor.kernel_view import KernelView
+from wattcast.report.kernel_report import view_numbered_kernel
+from wattcast.workload.readers.from_json import parse_workload
+
+GPU = "h200"
+BANK_BYTE = 4.0 * 32.0
+LEAST_BYTE = 65536.0
+ASKED_ERROR = 0.10
+ASKED_EXACT = 0.85
+SAME_TIME = 1e-9
+LEVELS = {
+    "DRAM": ("dram__bytes_read.sum", "dram__bytes_write.sum"),
+    "L2": ("l1tex__m_xbar2l1tex_read_bytes.sum", "l1tex__m_l1tex2xbar_write_bytes.sum"),
+    "shared": ("l1tex__data_bank_reads.sum", "l1tex__data_bank_writes.sum"),
+}
+
+
+def read_counts(lines: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return bytes by level, kernels and time of every operator, by its id."""
+    counts: dict[str, dict[str, Any]] = defaultdict(
+        lambda: {"byte": dict.fromkeys(LEVELS, 0.0), "kernels": [], "time_s": 0.0}
+    )
+    for row in read_counter_table(lines):
+        metrics = row["metrics"]
+        count = counts[row["spec"]]
+        for level, names in LEVELS.items():
+            scale = BANK_BYTE if level == "shared" else 1.0
+            count["byte"][level] += scale * sum(metrics.get(name, 0.0) for name in names)
+        count["time_s"] += 1e-9 * metrics["gpu__time_duration.sum"]
+        count["kernels"].append(
+            {"name": row["kernel"], "grid": metrics.get("launch__grid_size", 0.0)}
+        )
+    return dict(counts)
+
+
+def predict_view(spec: OperatorSpec) -> KernelView:
+    """Look into an operator as ``lab kernel`` does."""
+    operator = dict(spec.operator)
+    if spec.family == "elementwise":
+        operator["op"] = operator.pop("function")
+    data = json.dumps({"name": "one", "ops": [operator]}).encode()
+    graph = parse_workload(data, "one")
+    return view_numbered_kernel(api.predict(graph, GPU, host_launch="0us"), 1)
+
+
+def predict_bytes(view: KernelView) -> dict[str, float]:
+    """Return the bytes of an operator by level, in the state in which a profiler counts them."""
+    chip = hardware.load_gpu(GPU)
+    condition = replace(USUAL_CONDITION, rotated=COUNTED_ROTATION)
+    kernels = build_kernels((view.op,), [condition], chip, bundle_for(chip).reference, ())
+    events, value = count_events(kernels)
+    column = dict(zip(events, value[0].tolist(), strict=True))
+    return {
+        "DRAM": column["dram_read_byte"] + column["dram_write_byte"],
+        "L2": view.level_byte["l2"],
+        "shared": view.level_byte["shared"],
+    }
+
+
+def judge_tile(
+    spec: OperatorSpec,
+    view: KernelView,
+    kernels: list[dict[str, Any]],
+    sm_count: float,
+) -> dict[str, Any] | None:
+    """Compare tile and waves of a product with the kernel's name; None where it does not say."""
+    names = [kernel["name"] for kernel in kernels]
+    label = find_label(names)
+    place = find_product_kernel(names)
+    if spec.family != "linear" or view.chosen is None or label is None or place is None:
+        return None
+    if not parse_kernel_name(names[place]).tiled:
+        return None
+    sides = [int(word) for word in view.chosen.label.split()[1].split("x")]
+    tiles = np.ceil(spec.operator["n"] / label.tile_n) * np.ceil(spec.operator["m"] / label.tile_m)
+    parts = max(round(kernels[place]["grid"] / tiles), 1) if label.split else 1
+    waves = float(np.ceil(tiles * parts / sm_count))
+    named = [label.tile_n, label.tile_m]
+    return {
+        "named": named,
+        "predicted": sides,
+        "tile": named == sides,
+        "named_waves": waves,
+        "predicted_waves": float(np.ceil(view.waves)),
+        "waves": waves == float(np.ceil(view.waves)),
+    }
+
+
+def judge_operator(spec: OperatorSpec, count: dict[str, Any]) -> dict[str, Any]:
+    """Compare one operator with what was counted."""
+    view = predict_view(spec)
+    predicted = predict_bytes(view)
+    errors = {}
+    for level, counted in count["byte"].items():
+        if min(counted, predicted[level]) >= LEAST_BYTE:
+            errors[level] = predicted[level] / counted - 1.0
+    phase_s = sum(phase.seconds for phase in view.phases)
+    sm_count = float(np.ravel(hardware.load_gpu(GPU).sm_count)[0])
+    return {
+        "operator": str(view.op),
+        "errors": errors,
+        "tile": judge_tile(spec, view, count["kernels"], sm_count),
+        "adds_up": abs(phase_s / view.seconds - 1.0) <= SAME_TIME,
+        "time": view.seconds / count["time_s"] - 1.0,
+        "kernels": [kernel["name"] for kernel in count["kernels"]],
+    }
+
+
+def judge_table(lines: Iterable[str]) -> list[dict[str, Any]]:
+    """Judge every operator of the study that was counted."""
+    counts = read_counts(lines)
+    return [judge_operator(spec, counts[spec.id]) for spec in read_operators() if spec.id in counts]
+
+
+def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the figures that the study is judged by."""
+    errors = [abs(error) for row in rows for error in row["errors"].values()]
+    tiles = [row["tile"] for row in rows if row["tile"] is not None]
+    exact = [tile[what] for tile in tiles for what in ("tile", "waves")]
+    by_level = {}
+    for level in LEVELS:
+        of_level = [abs(row["errors"][level]) for row in rows if level in row["errors"]]
+        by_level[level] = float(np.median(of_level)) if of_level else None
+    return {
+        "operators": len(rows),
+        "median_error": float(np.median(errors)) if errors else None,
+        "median_error_by_level": by_level,
+        "named": len(tiles),
+        "tile_exact": sum(tile["tile"] for tile in tiles),
+        "waves_exact": sum(tile["waves"] for tile in tiles),
+        "exact_share": float(np.mean(exact)) if exact else None,
+        "adds_up": sum(row["adds_up"] for row in rows),
+    }
+
+
+def main() -> None:
+    """Print one line an operator and the figures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    text = (options.folder / "kernel_counters.csv").read_text(errors="replace")
+    rows = judge_table(text.splitlines())
+    figures = summarize(rows)
+    if options.json:
+        print(json.dumps({"operators": rows, "figures": figures}, indent=1))
+        return
+    for row in rows:
+        bytes_text = " ".join(f"{level} {error:+.0%}" for level, error in row["errors"].items())
+        tile = row["tile"]
+        said = ""
+        if tile is not None:
+            said = (
+                f"tile {tile['named']} predicted {tile['predicted']}, "
+                f"waves {tile['named_waves']:.0f} predicted {tile['predicted_waves']:.0f}"
+            )
+        print(f"{row['operator'][:70]:70} {bytes_text}; time {row['time']:+.0%}; {said}")
+    print(json.dumps(figures, indent=1))
+    print(f"asked: median error below {ASKED_ERROR:.0%}, {ASKED_EXACT:.0%} exact, all add up")
+
+
+if __name__ == "__main__":
+    main()
