@@ -5,8 +5,8 @@ Run: ``PYTHONPATH=src python studies/power_traces/judge_power_traces.py``. The r
 ``talk``) and by ``measure_training_trace.py``; no model among them was fitted, and nothing was
 changed in view of them before they were judged once.
 
-What is told: the models, the users and the lengths of their requests, the engine's cache, and how
-long a checkpoint took. What is predicted: requests, latencies, tokens, watts, and the series.
+What is told: the models, the users and the lengths of their requests (or when requests of an open
+load came, and their lengths), the engine's cache, and how long a checkpoint took. What is predicted: requests, latencies, tokens, watts, and the series.
 
 The energy counter of a card steps every 100 ms. Both series are brought to 250 ms and to a second
 by their sums."""
@@ -113,27 +113,8 @@ def explain_autocorrelation(
 def judge_serving(run: dict[str, Any]) -> tuple[list[Figure], float]:
     """Simulate the users of a run."""
     spec = load_measured_model(run["model"])
-    engine = run["engine"]
-    load = run["load"]
-    requests = {name: np.array(values) for name, values in run["requests"].items()}
     with tempfile.TemporaryDirectory() as folder:
-        lengths = _write_lengths(Path(folder), requests)
-        options: dict[str, Any] = {
-            "concurrency": load["users"],
-            "ramp": f"{load['ramp_s']:g}s",
-            "seconds": load["duration_s"],
-            "seed": SEED,
-            "cache_tokens": engine["cache_tokens"],
-            "max_model_len": engine["max_model_len"],
-            "max_seqs": engine["max_seqs"],
-            "max_batched_tokens": engine["max_batched_tokens"],
-            "prefix_caching": engine["prefix_caching"],
-            **lengths,
-        }
-        if load["think_s"]:
-            options["think_time"] = f"exponential:mean={load['think_s']:g}s"
-        if load["turns"] > 1:
-            options |= {"turns": load["turns"], "turn_pause": options["think_time"]}
+        options = _tell_load(run, Path(folder))
         served = wattcast.simulate(spec, "h200", **options)
         split = split_engine_power(served, spec, "h200", options)
     measured = run["measured"]
@@ -151,6 +132,44 @@ def judge_serving(run: dict[str, Any]) -> tuple[list[Figure], float]:
     lengths_s = (measured["length_s"], served.length_s)
     figures += compare_series(*series, *lengths_s)
     return figures, explain_autocorrelation(*series, *lengths_s)
+
+
+def _tell_load(run: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return what a simulation is told: the engine, and users or the arrivals of requests."""
+    engine = run["engine"]
+    load = run["load"]
+    requests = {name: np.array(values) for name, values in run["requests"].items()}
+    options: dict[str, Any] = {
+        "cache_tokens": engine["cache_tokens"],
+        "max_model_len": engine["max_model_len"],
+        "max_seqs": engine["max_seqs"],
+        "max_batched_tokens": engine["max_batched_tokens"],
+        "prefix_caching": engine["prefix_caching"],
+        "seed": SEED,
+    }
+    if not load["users"]:
+        return options | {"trace": _write_arrivals(folder, requests)}
+    options |= {
+        "concurrency": load["users"],
+        "ramp": f"{load['ramp_s']:g}s",
+        "seconds": load["duration_s"],
+        **_write_lengths(folder, requests),
+    }
+    if load["think_s"]:
+        options["think_time"] = f"exponential:mean={load['think_s']:g}s"
+    if load["turns"] > 1:
+        options |= {"turns": load["turns"], "turn_pause": options["think_time"]}
+    return options
+
+
+def _write_arrivals(folder: Path, requests: dict[str, Array]) -> str:
+    """Write when requests came, and their tokens."""
+    columns = ("arrival_s", "prompt_tokens", "output_tokens")
+    rows = zip(*(requests[name].tolist() for name in columns), strict=True)
+    path = folder / "arrivals.csv"
+    lines = [",".join(columns), *(",".join(str(value) for value in row) for row in rows)]
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
 
 
 def _write_lengths(folder: Path, requests: dict[str, Array]) -> dict[str, str]:
