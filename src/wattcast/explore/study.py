@@ -53,11 +53,14 @@ from wattcast.explore.search_space import (
 )
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.predictor.bundle.bundle_file import Bundle
-from wattcast.predictor.governor import REACTION_S, run_governed
+from wattcast.predictor.governor import (
+    GovernedRun,
+    run_at_asked_clock,
+    run_governed,
+)
 from wattcast.predictor.pipeline import (
     WorkloadTotals,
     analyse_graph,
-    total_at_clock,
 )
 from wattcast.predictor.prediction_json import take_fields
 from wattcast.predictor.timeline import Timeline
@@ -220,18 +223,22 @@ def _meet_constraints(study: Study, columns: Columns) -> Columns:
 def evaluate_points(study: Study, columns: Columns) -> Columns:
     """Return latency, power, energy and clock of each point, with the governor.
 
-    Points whose power at the clock asked for is within the limit, in runs shorter than the
-    governor's window, are done after one step; only the others go through the governor. The
-    governor does the same with each point alone, so results are those of single predictions.
+    Points that keep to the power limit at the clock asked for are done after one step. Where most
+    points of a chunk exceed it, all of them go through the governor at once; the few of other
+    chunks are collected. The governor does the same with each point alone, so results are those
+    of single predictions.
     """
     result = _evaluate_in_chunks(_evaluate_asked_clock, study, columns)
-    may_have_stretches = result["latency_s"] > REACTION_S
-    rows = np.flatnonzero(result["capped"] | may_have_stretches)
+    rows = np.flatnonzero(result.pop(_UNSETTLED))
     if rows.size:
         over = {name: values[rows] for name, values in columns.items()}
         for name, values in _evaluate_in_chunks(_evaluate_governed, study, over).items():
             result[name][rows] = values
     return result
+
+
+_UNSETTLED = "unsettled"  # a column of points that still have to go through the governor
+_MOSTLY_OVER = 0.5  # share of points above the limit from which a whole chunk is governed at once
 
 
 def _evaluate_in_chunks(
@@ -260,18 +267,28 @@ def _evaluate_in_chunks(
 
 
 def _evaluate_asked_clock(study: Study, columns: Columns) -> Columns:
-    """Evaluate each point at the clock asked for, and tell whether that takes too much power."""
+    """Evaluate each point at the clock asked for, and most of those that take too much power.
+
+    The last column tells which points the governor still has to slow down.
+    """
     chip, at, bundle = configure_points(study, columns)
     timeline = analyse_points(study, columns, chip, at, bundle)
-    top_hz: Sweepable = chip.clocks.max_hz if at.clock_hz is None else at.clock_hz
-    totals = total_at_clock(timeline, replace(at, clock_hz=top_hz), bundle)
-    set_limit_w = chip.power.limit_w if at.power_limit_w is None else at.power_limit_w
-    limit_w = bundle.governor_share * sweep_values(set_limit_w)
-    result = _total_columns(totals, sweep_values(top_hz), study.graph.gpu_count)
+    asked = run_at_asked_clock(timeline, chip, at, bundle)
+    governed = asked.hold_stretches()
+    unsettled = asked.is_over
+    if governed is None and float(np.mean(unsettled)) > _MOSTLY_OVER:
+        governed = asked.hold_whole()
+
+    if governed is not None:
+        result = _governed_columns(study, governed)
+        unsettled = np.array(False)
+    else:
+        asked_hz = sweep_values(asked.bounds.asked_hz)
+        result = _total_columns(asked.totals, asked_hz, study.graph.gpu_count)
+        result |= {"capped": np.array(False), "limit_met": np.array(True)}
+    result[_UNSETTLED] = unsettled
     if study.holds_area:
         result["sm_count"] = complete_columns(study, columns)["sm_count"]
-    result["capped"] = totals.power_w - limit_w > 0
-    result["limit_met"] = np.array(True)
     if study.graph.memory_byte is not None:
         capacity_byte = sweep_values(chip.memory.capacity_byte)
         result["fits"] = np.asarray(study.graph.memory_byte <= capacity_byte)
@@ -435,8 +452,13 @@ def _evaluate_governed(study: Study, columns: Columns) -> Columns:
     """Evaluate points where the governor lowers the clock; return the columns that change."""
     chip, at, bundle = configure_points(study, columns)
     timeline = analyse_points(study, columns, chip, at, bundle)
-    settled, totals, _ = run_governed(timeline, chip, at, bundle)
-    settled_columns = {"limit_met": settled.met, "capped": settled.capped}
+    return _governed_columns(study, run_governed(timeline, chip, at, bundle))
+
+
+def _governed_columns(study: Study, governed: GovernedRun) -> Columns:
+    """Return the columns of points at the clocks that the governor settles at."""
+    settled, totals, _ = governed
+    settled_columns = {"capped": settled.capped, "limit_met": settled.met}
     clock_hz = settled.clock_hz[..., 0]
     return _total_columns(totals, clock_hz, study.graph.gpu_count) | settled_columns
 

@@ -100,36 +100,80 @@ class GovernedPoint:
         return np.asarray(self.at.clock_hz, dtype=np.float64)
 
 
+# where the governor settles, the workload's figures there, and its timeline
+GovernedRun = tuple[GovernedPoint, WorkloadTotals, ClockedTimeline]
+
+
 def run_governed(
     timeline: Timeline,
     gpu: Gpu,
     at: OperatingPoint,
     bundle: Bundle,
-) -> tuple[GovernedPoint, WorkloadTotals, ClockedTimeline]:
+) -> GovernedRun:
     """Find the highest set clock at which mean power meets the limit that the governor holds, and
     run the workload there.
 
     Mean power rises with the clock: voltage and idle power do, and time does not. Where even the
     lowest clock draws too much, the lowest clock is returned and ``met`` is False.
     """
+    asked = run_at_asked_clock(timeline, gpu, at, bundle)
+    return asked.hold_stretches() or asked.hold_whole()
+
+
+def run_at_asked_clock(
+    timeline: Timeline,
+    gpu: Gpu,
+    at: OperatingPoint,
+    bundle: Bundle,
+) -> AskedRun:
+    """Run the workload at the clock asked for, before the governor lowers it."""
     runner = TimelineRunner(timeline, at, bundle)
     bounds = _find_bounds(gpu, at, bundle)
-    run = runner.run_at(bounds.asked_hz)
+    return AskedRun(timeline, at, bundle, runner, bounds, runner.run_at(bounds.asked_hz))
 
-    is_burst = at.duration_s is not None and at.duration_s <= REACTION_S
-    if not is_burst and np.any(run.latency_s > REACTION_S):
-        governed = _govern_stretches(timeline, at, bundle, bounds, run)
-        if governed is not None:
-            return governed
 
-    settled = _hold_limit(runner, at, bounds, run)
-    point = GovernedPoint(
-        at=replace(at, clock_hz=settled.run.clock_hz),
-        capped=settled.capped,
-        met=settled.met,
-        asked_w=settled.asked_w,
-    )
-    return point, runner.sum_up(settled.run), settled.run
+@dataclass(frozen=True)
+class AskedRun:
+    """A run at the clock asked for, and what the governor needs to lower it."""
+
+    timeline: Timeline
+    at: OperatingPoint
+    bundle: Bundle
+    runner: TimelineRunner
+    bounds: _ClockBounds
+    run: ClockedTimeline
+
+    @property
+    def is_over(self) -> Mask:
+        """The points whose mean power is above the limit, ``(*sweep,)``."""
+        return np.asarray(self.run.power_w > self.bounds.limit_w)
+
+    @property
+    def totals(self) -> WorkloadTotals:
+        """The figures of the workload at the clock asked for."""
+        return self.runner.sum_up(self.run)
+
+    def hold_stretches(self) -> GovernedRun | None:
+        """Hold each stretch of a long run under the limit; None where no stretch exceeds it.
+
+        None too where the run is one stretch.
+        """
+        duration_s = self.at.duration_s
+        is_burst = duration_s is not None and duration_s <= REACTION_S
+        if is_burst or not np.any(self.run.latency_s > REACTION_S):
+            return None
+        return _govern_stretches(self.timeline, self.at, self.bundle, self.bounds, self.run)
+
+    def hold_whole(self) -> GovernedRun:
+        """Hold the mean power of the run as a whole under the limit."""
+        settled = _hold_limit(self.runner, self.at, self.bounds, self.run)
+        point = GovernedPoint(
+            at=replace(self.at, clock_hz=settled.run.clock_hz),
+            capped=settled.capped,
+            met=settled.met,
+            asked_w=settled.asked_w,
+        )
+        return point, self.runner.sum_up(settled.run), settled.run
 
 
 @dataclass(frozen=True)
@@ -209,7 +253,7 @@ def _govern_stretches(
     bundle: Bundle,
     bounds: _ClockBounds,
     asked: ClockedTimeline,
-) -> tuple[GovernedPoint, WorkloadTotals, ClockedTimeline] | None:
+) -> GovernedRun | None:
     """Hold each stretch of a run under the limit; None where there is one stretch, or where none
     exceeds the limit.
 
