@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from wattcast.calibrate import whole_models
+from wattcast.core import BadInput
 from wattcast.lab.validate import doc_figures
 from wattcast.lab.validate.doc_figures import FigureSource
 from wattcast.lab.validate.model_checks import ask_model_row
@@ -119,6 +120,13 @@ def test_figures_are_filled_and_found(tmp_path: Path) -> None:
     assert doc_figures.find_unnamed_figures("It takes 5 ms and 30 W.", found.names) != []
     assert doc_figures.find_stale_figures(text.replace("2.9 %", "3.1 %"), found) != []
     assert json.loads((docs / "ledger.json").read_text())["rows"] == [row]
+
+
+def test_coefficients_are_quoted_as_their_files_have_them(source: FigureSource) -> None:
+    assert source.show("coefficient.governor.reaction") == "90 ms"
+    assert source.show("coefficient.engine_host.schedule") == "97 µs"
+    with pytest.raises(BadInput, match="a coefficient of governor"):
+        source.show("coefficient.governor.window")
 
 
 def test_console_blocks_hold_what_commands_print() -> None:

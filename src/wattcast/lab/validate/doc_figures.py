@@ -4,8 +4,10 @@ A figure stands between two comments that a reader does not see:
 ``<!--fig:engine-decode.latency-->2.9 %<!--/fig-->``. Its name has a set of the ledger by the short
 name of ``docs/figures.yaml``, a quantity, and after a slash how it is shown: ``/bare`` (no unit),
 ``/0`` (digits after the point), ``/n`` (rows), or another entry of the row, such as ``/coverage``.
-Other names are counts of the catalogue (``count.models``) and records: figures of one day that
-nothing can repeat, each with its date and evidence in ``docs/figures.yaml``.
+Other names are counts of the catalogue (``count.models``), coefficients
+(``coefficient.governor.reaction``, its value in ``wattcast/coefficients/governor.yaml``) and
+records: figures of one day that nothing can repeat, each with its date and evidence in
+``docs/figures.yaml``.
 
 The ledger behind the names is ``docs/ledger.json``, which `lab validate --write-docs` makes anew.
 Console blocks that begin with ``$ wattcast`` hold what that command prints.
@@ -32,6 +34,7 @@ import msgspec
 
 from wattcast import hardware
 from wattcast.calibrate.scoring import LedgerRow
+from wattcast.coefficients.coefficient_entries import read_subject
 from wattcast.core.errors import BadInput, bad_value
 from wattcast.core.strict_files import decode_yaml
 from wattcast.core.whole_files import write_whole
@@ -45,6 +48,7 @@ from wattcast.workload.model_catalogue import list_models
 LEDGER_FILE = "ledger.json"
 FIGURES_FILE = "figures.yaml"
 RECORD = "*Figures below are a record of version"  # begins the line from which a page is one
+_COEFFICIENT = "coefficient."  # begins the names of coefficients
 _MARK = re.compile(r"<!--fig:([^>\s]+?)-->(.*?)<!--/fig-->", re.DOTALL)
 _CONSOLE = re.compile(r"(```console\n\$ (wattcast [^\n]*)\n)(.*?)(```)", re.DOTALL)
 # Numbers with a unit of time, power, energy or a share; not a part of a longer number or word.
@@ -101,6 +105,8 @@ class FigureSource:
             return _show_change(self.names.changes[name])
         if name in _COUNTS:
             return _COUNTS[name](self)
+        if name.startswith(_COEFFICIENT):
+            return _show_coefficient(name)
         figure, _, form = name.partition("/")
         short, _, quantity = figure.partition(".")
         where = self.names.sets.get(short)
@@ -242,6 +248,15 @@ def _show_change(change: PredictedChange) -> str:
         answer = answer_commands([TypedCommand(verb, subject, numbers)])[0]
         values.append(read_answer(answer, change.place))
     return f"{abs(100.0 * (values[0] / values[1] - 1.0)):.0f} %"
+
+
+def _show_coefficient(name: str) -> str:
+    """Return the value of a coefficient as its file has it."""
+    subject, _, key = name.removeprefix(_COEFFICIENT).partition(".")
+    entries = read_subject(subject)
+    if key not in entries:
+        raise bad_value(f"figure {name}", f"a coefficient of {subject}", key)
+    return str(entries[key].value).replace(" us", " µs")
 
 
 def _show_entry(
