@@ -62,7 +62,7 @@ def as_full_set(table: Table) -> Table:
     ("use", "signs", "near", "firsts"),
     [("held-out", 34, 31, 23), ("fourth held-out", 22, 22, 16), ("sixth held-out", 15, 15, 11)],
 )
-def test_the_full_set_judges_all_but_conversions(
+def test_the_full_set_judges_all_bottlenecks(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, use: str, signs: int, near: int, firsts: int
 ) -> None:
     """Six of eleven judges fell silent; now what the full set has stands for what it lacks."""
@@ -79,7 +79,7 @@ def test_the_full_set_judges_all_but_conversions(
 
     monkeypatch.setattr(judge_tune_pairs, "tune_export", tune)
     pairs, advice, _ = judge_pairs(use)
-    assert set(reports[0].missing) == {"conversions", "integer division"}
+    assert not reports[0].missing
     assert sum(pair["sign"] for pair in pairs) >= signs
     assert sum(pair["near"] for pair in pairs) >= near
     assert sum(first["right"] for first in advice) >= firsts
@@ -188,3 +188,45 @@ def test_a_profile_at_the_base_clock_is_judged_at_its_clock(folder: Path, tmp_pa
         shares.append(profile.busy_share)
     assert shares[0] == pytest.approx(0.5, rel=1e-2)
     assert shares[1] == pytest.approx(1.0, rel=1e-2)
+
+
+def count_special_busy(share: float) -> float:
+    """Return the instructions of warps that keep the special unit busy in a millisecond."""
+    return share * 1e-3 * 16 * CHIP / 32
+
+
+def test_divisions_are_told_by_pipes_where_conversions_are_not_counted(
+    folder: Path, tmp_path: Path
+) -> None:
+    """The full set has no conversions: integer products and few fp32 ones tell divisions."""
+    special = count_special_busy(0.6)
+    divisions = special / 3.0
+    counts = {
+        "sm__inst_executed_pipe_xu.sum": special,
+        "sm__inst_executed_pipe_alu.sum": 6.0 * divisions,
+        "sm__inst_executed_pipe_fmaheavy.sum": 5.0 * divisions,
+        "sm__inst_executed_pipe_fma.sum": 5.0 * divisions,
+        "smsp__inst_executed.sum": 15.0 * divisions,
+    }
+    advice = advised(export(tmp_path / "p.csv", counts), folder)
+    assert "conversions" not in advice
+    assert advice["integer division"].time < -0.3
+    # as many fp32 instructions on both halves: these are functions
+    functions = counts | {"sm__inst_executed_pipe_fma.sum": 10.0 * divisions}
+    assert "integer division" not in advised(export(tmp_path / "p.csv", functions), folder)
+
+
+@pytest.mark.parametrize(("share", "is_named"), [(0.8, True), (0.3, False)])
+def test_a_busy_special_unit_may_convert(
+    folder: Path, tmp_path: Path, share: float, is_named: bool
+) -> None:
+    """What it does is not counted, so that the interval reaches to no change."""
+    counts = {
+        "sm__inst_executed_pipe_xu.sum": count_special_busy(share),
+        "sm__inst_executed_pipe_fma.sum": 0.2 * 1e-3 * 127 * CHIP / 32,
+    }
+    advice = advised(export(tmp_path / "p.csv", CYCLES | counts), folder)
+    assert ("conversions" in advice) == is_named
+    if is_named:
+        assert advice["conversions"].time_range[1] == 0.0
+        assert "if those are conversions" in advice["conversions"].seen

@@ -35,6 +35,7 @@ WHOLE_OF_DIVISION = 6.0
 PRODUCTS_OF_DIVISION = 5.0
 LEFT_OF_DIVISION = 1.0 / 6.0
 DIVISION_SHARES = (0.55, 0.8)  # of the special unit's instructions that convert
+MOST_SINGLE = 1.5  # fp32 instructions for one of the special unit, where it serves divisions
 PRODUCT_SHARE = 0.4  # of a matrix product's instructions that are multiply-adds
 TENSOR_L1_SHARE = 0.25  # of its passes that are left where fragments serve tensor cores
 
@@ -100,6 +101,8 @@ def judge_tail(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | No
 def count_divisions(p: KernelProfile) -> float:
     """Return the integer divisions, in instructions of warps, that a kernel seems to do."""
     m = p.counters
+    if not m.has("conversions_of_threads"):
+        return guess_divisions(p)
     special = m["pipe_xu"]
     converted = m["conversions_of_threads"] / 32.0
     if special <= 0.0 or m["pipe_fp64"] > 0.01 * special:
@@ -113,6 +116,31 @@ def count_divisions(p: KernelProfile) -> float:
         and products >= 0.5 * PRODUCTS_OF_DIVISION * divisions
     )
     return divisions if is_division and has_others else 0.0
+
+
+def guess_divisions(p: KernelProfile) -> float:
+    """Return the integer divisions of a profile without counts of conversions, by its pipes.
+
+    ``ncu --set full`` has none. Integer products run on the heavy half of the multiply-add pipe
+    alone and others on both halves alike: that half tells how many there are. Divisions by one
+    divisor share its reciprocal, so that they are counted by their products and integer
+    instructions. A kernel with many fp32 instructions for each of the special unit computes
+    functions there, and gets no answer."""
+    m = p.counters
+    special = m["pipe_xu"]
+    single = 2.0 * max(m["pipe_fma"] - m["pipe_fmaheavy"], 0.0)
+    products = max(2.0 * m["pipe_fmaheavy"] - m["pipe_fma"], 0.0)
+    whole = m["pipe_alu"]
+    if special <= 0.0 or m["pipe_fp64"] > 0.01 * special or not m.has("pipe_fma"):
+        return 0.0
+    reciprocals = special / SPECIAL_OF_DIVISION
+    if single > MOST_SINGLE * special:
+        return 0.0
+    if products < 0.8 * PRODUCTS_OF_DIVISION * reciprocals:
+        return 0.0
+    if whole < 0.8 * WHOLE_OF_DIVISION * reciprocals:
+        return 0.0
+    return min(products / PRODUCTS_OF_DIVISION, whole / WHOLE_OF_DIVISION)
 
 
 def judge_division(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
@@ -170,6 +198,6 @@ LAUNCH_JUDGES: dict[str, tuple[tuple[str, ...], Judge]] = {
     "instruction cache": ((), judge_instruction_fetch),
     "small grid": (("grid", "sm_cycles"), judge_small_grid),
     "tail wave": (("grid", "sm_cycles"), judge_tail),
-    "integer division": (("conversions_of_threads", "pipe_xu", "pipe_alu"), judge_division),
+    "integer division": (("pipe_xu", "pipe_alu", "pipe_fmaheavy"), judge_division),
     "tensor cores": (("pipe_fma", "instructions", "shared_passes"), judge_tensor_cores),
 }

@@ -287,6 +287,8 @@ def _judge_conversions(p: KernelProfile, results: Sequence[MicroRow]) -> CodeCha
     """Conversions fill slots of the special unit, or of the integer pipe where the device has them
     there.
     """
+    if not p.counters.has("conversions_of_threads"):
+        return _suspect_conversions(p)
     count = p.counters["conversions_of_threads"] / 32.0
     if (
         count <= 4.0 * p.counters["pipe_fp64"] or "special" not in p.work
@@ -302,6 +304,23 @@ def _judge_conversions(p: KernelProfile, results: Sequence[MicroRow]) -> CodeCha
     if "instructions" in p.counters:
         factor["issue"] = (1.0 - min(count / p.counters["instructions"], 1.0), 1.0)
     return CodeChange("conversions", f"{32.0 * count:.3g} conversions of threads", factor)
+
+
+def _suspect_conversions(p: KernelProfile) -> CodeChange | None:
+    """Say what conversions would cost if all instructions of a busy special unit were such.
+
+    ``ncu --set full`` does not count conversions. One that is replaced by an addition leaves the
+    slots of issue as they are."""
+    if "special" not in p.work or p.counters["pipe_fp64"] > 0.0:
+        return None
+    share = p.work["special"].seconds / p.time_s
+    if share < QUEUED_SHARE or launch_judges.count_divisions(p) > 0.0:
+        return None
+    seen = (
+        f"the special unit is busy {share:.0%} of the time: if those are conversions, "
+        "additions of 1.5·2^23 round as well"
+    )
+    return CodeChange("conversions", seen, {"special": (0.0, 0.0)}, unsure=True)
 
 
 def _judge_occupancy(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
@@ -439,7 +458,7 @@ JUDGES: dict[
     "bank conflicts": (("shared_passes", "extra_passes"), _judge_conflicts),
     "divergence": (("active_threads",), _judge_divergence),
     "fp64": (("pipe_fp64",), _judge_fp64),
-    "conversions": (("conversions_of_threads",), _judge_conversions),
+    "conversions": (("pipe_xu",), _judge_conversions),
     "occupancy": (("warps",), _judge_occupancy),
     "parallelism": (("warps",), _judge_parallelism),
     "access size": (tuple(ACCESSES.values()), _judge_access_size),

@@ -77,6 +77,7 @@ FAR_STALLS = ("long_scoreboard", "lg_throttle")
 NO_STALLS = ("selected", "not_selected")
 FAR_SHARE = 0.7  # of the waiting that is for memory beyond the L1, where the profile does not say
 FUNCTION_LENGTH = 40.0  # fp64 instructions of a function at most
+MIXED_LENGTH = 2.0  # fp64 instructions for one conversion at most, in code that mixes formats
 # unit: the microbenchmark with its rate and energy, the counters of its operations, operations of
 # one count. While it starts and ends a warp, an SM could issue 80 instructions, by thin kernels of
 # the pairs.
@@ -212,7 +213,13 @@ class KernelCounters(dict[str, float]):
 
     @property
     def converted(self) -> float:
-        """Conversions, in instructions of warps, that the special unit executed."""
+        """Conversions, in instructions of warps, that the special unit executed.
+
+        Where they were not counted, those of a kernel with few fp64 instructions for each of the
+        special unit are taken for conversions: functions in software have more."""
+        if not self.has("conversions_of_threads"):
+            is_mixed = 0.0 < self["pipe_fp64"] < MIXED_LENGTH * self["pipe_xu"]
+            return self["pipe_xu"] if is_mixed else 0.0
         return min(self["conversions_of_threads"] / 32.0, self["pipe_xu"])
 
     @property
