@@ -17,7 +17,7 @@ from wattcast.calibrate.kernel_rows import (
 )
 from wattcast.calibrate.row_prediction import predict_bursts_s
 from wattcast.coefficients.coefficient_files import change_coefficient
-from wattcast.core.arrays import Array
+from wattcast.core.arrays import Array, Mask
 from wattcast.core.measured_rows import Plain
 from wattcast.core.row_tables import COUNTERS_FILE, database_folder, read_table
 from wattcast.hardware import Gpu, OperatingPoint, load_gpu
@@ -187,6 +187,18 @@ class Dependence:
         return float(np.abs(self.log_errors).mean())
 
 
+def judge_all(rows: MeasuredKernels, quantity: str) -> Dependence:
+    """Judge all rows."""
+    predicted = predict_measured(rows, quantity)
+    is_usable = _is_large_enough(rows, predicted, quantity)
+    return Dependence(np.log(predicted[is_usable] / rows.measured[is_usable]))
+
+
+def _is_large_enough(rows: MeasuredKernels, predicted: Array, quantity: str) -> Mask:
+    least = 0.0 if quantity in ("latency", "power") else LEAST_BYTE
+    return np.asarray((rows.measured > least) & (predicted > least))
+
+
 def judge_dependent(
     rows: MeasuredKernels, quantity: str, coefficient: str, least_move: float = 0.01
 ) -> Dependence:
@@ -194,8 +206,7 @@ def judge_dependent(
     predicted = predict_measured(rows, quantity)
     with change_coefficient(coefficient, 1.1):
         moved = predict_measured(rows, quantity)
-    least = 0.0 if quantity in ("latency", "power") else LEAST_BYTE
-    is_usable = (rows.measured > least) & (predicted > least)
+    is_usable = _is_large_enough(rows, predicted, quantity)
     ratio = np.divide(moved, predicted, out=np.ones_like(moved), where=is_usable)
     is_dependent = is_usable & (np.abs(np.log(ratio)) > least_move)
     return Dependence(np.log(predicted[is_dependent] / rows.measured[is_dependent]))

@@ -16,7 +16,7 @@ from wattcast.hardware import load_gpu
 from wattcast.kernels import build_kernels, reference_chip
 from wattcast.kernels.families.engine.fused_experts import choose_expert_tile
 from wattcast.kernels.kernel_table import USUAL_CONDITION, KernelWork
-from wattcast.kernels.machete_kernels import MACHETE, machete_energy
+from wattcast.kernels.machete_kernels import MACHETE, machete_energy, shares_steps
 from wattcast.predictor.bundle import bundle_for, forecast_bundle, shipped_bundle
 from wattcast.workload.build_model import build_graph, compute_footprint
 from wattcast.workload.engine_operators import (
@@ -532,3 +532,11 @@ def test_arithmetic_on_widened_weights_draws_less_the_more_tokens_share_them() -
     assert 0.98 < single < 1.0
     assert many == pytest.approx(MACHETE.toggling, rel=0.01)
     assert other == 1.0
+
+
+@pytest.mark.parametrize(("waves", "is_shared"), [(1.5, True), (3.5, True), (4.5, False)])
+def test_machete_shares_out_steps_where_tiles_fill_up_to_four_waves(
+    waves: float, is_shared: bool
+) -> None:
+    """Beyond, a short last wave is a small part of the time, and sharing would clear a workspace."""
+    assert shares_steps(waves * 132.0, 132.0) is is_shared

@@ -9,6 +9,7 @@ from wattcast.core.units import Dtype
 from wattcast.hardware import load_gpu
 from wattcast.kernels import Kernels, RunCondition, build_kernels, reference_chip
 from wattcast.kernels.kernel_labels import KernelLabel, find_label
+from wattcast.kernels.kernel_table import USUAL_CONDITION
 from wattcast.lab.campaigns.kernel_plan import spec_from_operator
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Bmm, Conv2d, Linear
@@ -137,3 +138,17 @@ def test_names_of_gradients_kernels() -> None:
         "ImplicitGemmMultistageINS_4gemm9GemmShapeILi64ELi128ELi32EEENS4_52Conv2dWgradOutputGradientTile"
     )
     assert find_label([mangled]) == KernelLabel("ampere", 128, 64, False)
+
+
+@pytest.mark.parametrize(("images", "is_shared"), [(25, False), (36, True)])
+def test_a_filters_gradient_over_thousands_of_pixels_is_shared_among_sms(
+    images: int, is_shared: bool
+) -> None:
+    """A filter of 64 x 64 x 3 x 3 would keep a third of an A100 busy: pixels are divided too.
+
+    From some 6,000 pixels on, which 31 images of 14 x 14 have, this pays for the sums.
+    """
+    gpu = load_gpu("a100-sxm-80gb")
+    op = Conv2d(images, 64, 64, 14, 14, 3, 3, padding=1, direction="wgrad")
+    work = build_kernels((op,), (USUAL_CONDITION,), gpu, reference_chip(gpu), ()).work
+    assert bool(work.units[0] > 0.5 * 108) is is_shared

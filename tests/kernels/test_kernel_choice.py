@@ -13,10 +13,12 @@ from wattcast.core.errors import WattcastError
 from wattcast.core.units import Dtype
 from wattcast.hardware import load_gpu
 from wattcast.kernels import ReferenceChip, RunCondition, build_kernels, reference_chip
+from wattcast.kernels.families.product_tiles import TILES
 from wattcast.kernels.kernel_choice import (
     candidate_terms,
     choice_from_arrays,
     choice_to_arrays,
+    impossible_candidates,
     pick_kernels,
 )
 from wattcast.kernels.kernel_labels import NOT_RUN, KernelLabel, find_label
@@ -230,3 +232,43 @@ def test_scores_are_weights_times_what_candidates_would_do() -> None:
         plain = np.moveaxis(terms, 0, -1) @ chooser.weight + own
         score = chooser.score(sizes, shape, reference.sm_count)
         assert_allclose(score - score[:, :1], plain - plain[:, :1], rtol=1e-12, atol=1e-12)
+
+
+@pytest.fixture(scope="module")
+def products() -> KernelRows:
+    """The products of the H200's database whose kernels are known."""
+    database = load_kernel_rows("h200")
+    is_named = np.array([bool(names) for names in database.names])
+    is_product = np.isin(database.family, ("gemm",))
+    return database.select_rows(is_named & is_product & database.is_kind("burst"))
+
+
+def test_products_that_ran_without_a_tile_are_hardly_ever_ruled_out(products: KernelRows) -> None:
+    """Of 116, a library that tries its kernels ran 6 on more or larger rows than others do."""
+    ran_vector = np.array(
+        [label is not None and label.kind == "vector" for label in find_labels_run(products)]
+    )
+    _, sizes, shape = kernel_choice_inputs(products.ops, products.conditions)
+    columns = np.stack(list(shape.values()), axis=1)
+    is_impossible = impossible_candidates(np.array(["vector"]), sizes[1], columns, list(shape))
+    assert ran_vector.sum() > 100
+    assert (is_impossible[:, 0] & ran_vector).sum() <= 6
+    # and two thirds of all others are
+    assert (is_impossible[:, 0] & ~ran_vector).sum() > 0.84 * (~ran_vector).sum()
+
+
+def test_the_shipped_choice_names_the_kernel_of_three_products_in_four(
+    products: KernelRows,
+) -> None:
+    """The time of another pass over a split K decides between tiles."""
+    ran = find_labels_run(products)
+    took = choose_labels(products, bundle_for(GPU).reference)
+    is_right = [label == other for label, other in zip(ran, took, strict=True) if label is not None]
+    assert np.mean(is_right) > 0.7385
+
+
+def test_a_split_of_k_in_tf32_costs_the_start_of_another_kernel() -> None:
+    """The fitted start of Ampere's products on an H200 is some 7,500 cycles."""
+    bundle = bundle_for(GPU)
+    start_cycles = bundle.corrections["gemm.ampere"].fixed_s * float(np.mean(GPU.clocks.max_hz))
+    assert pytest.approx(start_cycles, rel=0.15) == TILES.tf32_reduce_cycles

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
 import pytest
 
+import wattcast
 from wattcast.hardware import load_gpu
+from wattcast.kernels import reference_chip
 from wattcast.power.module_power import ModulePower
-from wattcast.predictor.bundle import forecast_bundle, shipped_bundle
+from wattcast.predictor.bundle import calibrated, forecast_bundle, shipped_bundle
+from wattcast.predictor.bundle.bundle_file import FitStatus, bundle_to_plain
 from wattcast.predictor.engine_host import LaunchCounts, load_host_times
 from wattcast.workload.engine_schedule import EngineLaunches
 
@@ -59,3 +67,46 @@ def test_a_shared_expert_launches_four_to_seven_tenths_of_a_layer_more() -> None
     plain = EngineLaunches(layers=10, experts=10)
     shared = EngineLaunches(layers=10, experts=10, shared_expert=True)
     assert 0.4 < (count_loose(shared) - count_loose(plain)) / 10 < 0.66
+
+
+def test_an_unpublished_l2_gives_an_sm_what_those_of_its_kin_give() -> None:
+    """NVIDIA publishes 5,120 bytes a cycle for 132 SMs of an H200 and for 108 of an A100."""
+    of_an_sm = []
+    for name in ("h200", "a100-sxm-80gb"):
+        gpu = load_gpu(name)
+        assert gpu.l2.byte_per_cycle is not None
+        of_an_sm.append(float(np.mean(gpu.l2.byte_per_cycle)) / float(np.mean(gpu.sm_count)))
+    b200 = load_gpu("b200")
+    assert b200.l2.byte_per_cycle is None
+    chip = reference_chip(b200)
+    assert of_an_sm[0] < chip.l2_byte_per_cycle / chip.sm_count < of_an_sm[1]
+
+
+def test_an_l2_over_gddr_gives_four_to_five_times_what_its_memory_gives() -> None:
+    """So much products of an L40S asked for at most."""
+    l40s = load_gpu("l40s")
+    assert l40s.l2.byte_per_cycle is None
+    chip = reference_chip(l40s)
+    assert 4.0 < chip.l2_byte_per_cycle / chip.dram_byte_per_cycle < 5.0
+
+
+@pytest.mark.parametrize(("sms", "is_alike"), [(132, True), (123, True), (115, False)])
+def test_chips_of_one_processor_have_the_same_energies_if_a_tenth_of_their_sms_differ(
+    sms: int, is_alike: bool
+) -> None:
+    """An H100 PCIe, with 114 of 132 SMs, is another chip in power than an H100 SXM."""
+    chip = load_gpu("h200")
+    bundle = forecast_bundle(chip)
+    energies = bundle.power.scale_energy({"sm": 2.0})
+    plain = bundle_to_plain(replace(bundle, power=energies, learned=None))
+    calibration = cast(Any, SimpleNamespace(plain={"power": plain["power"], "residuals": {}}))
+    carried = calibrated._carry_power(bundle, replace(chip, sm_count=float(sms)), calibration, chip)
+    assert (carried is not bundle) is is_alike
+
+
+def test_the_sms_of_an_a40_that_wait_for_memory_draw_less_than_busy_ones() -> None:
+    """An A40 draws 206 W as it streams; with SMs as busy as an H200's it would draw 270 W."""
+    stream = {"name": "stream", "ops": [{"op": "add", "n": 2**28}]}
+    prediction = wattcast.predict(stream, "a40", host_launch=0.0)
+    assert prediction.basis.bundle.status is FitStatus.FORECAST
+    assert 206.0 < prediction.power_w < 206.0 + 35.0

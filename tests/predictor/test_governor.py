@@ -256,3 +256,14 @@ def test_the_slow_path_to_memory_is_a_bound(parts) -> None:
         before_s, after_s = (compute_kernel_s(t.phases, clock_hz) for t in (timeline, slow))
         assert (after_s >= before_s).all()
         assert share < MEMORY_KNEE or (after_s == before_s).all()
+
+
+@pytest.mark.parametrize(("duration_s", "is_lowered"), [(0.078, False), (0.097, True)])
+def test_the_clock_of_an_h200_falls_80_to_95_ms_after_a_heavy_load_begins(
+    duration_s: float, is_lowered: bool
+) -> None:
+    """Measured on the card (docs/method/serving.md)."""
+    options = {"phase": "prefill", "batch": 8, "seq": 4096, "stack": "eager"}
+    short = wattcast.predict("llama3-8b", "h200", **options, duration=f"{duration_s}s")
+    top_hz = float(np.mean(wattcast.load_gpu("h200").clocks.max_hz))
+    assert bool(short.clock_hz < 0.999 * top_hz) is is_lowered

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from wattcast.core.arrays import Array
-from wattcast.serving import plan_search
+from wattcast.serving import option_runs, plan_search
 from wattcast.serving.plan_options import AloneTimes
 from wattcast.serving.plan_search import ServingPlan
 from wattcast.serving.steady_state_window import SteadyState, find_steady_state
@@ -102,3 +102,28 @@ def test_a_replica_that_is_used_to_three_tenths_is_more_than_enough(
         peak_batch=8,
     )
     assert ("more than enough" in plan.binds) is is_more
+
+
+@pytest.mark.parametrize(("last_s", "seats"), [(1.0, 25), (40.0, 25)])
+def test_a_replica_is_asked_for_a_little_less_than_a_crowd_gets(
+    monkeypatch: pytest.MonkeyPatch, last_s: float, seats: int
+) -> None:
+    """A crowd of a hundred ends one request a second, the last eight of them in emptier steps.
+
+    Queues grow without a bound at the rate of the first nine in ten; 2 to 4 % below they do not.
+    """
+    done_s = np.concatenate([np.arange(1.0, 93.0), 92.0 + last_s * np.arange(1.0, 9.0)])
+    costs = SimpleNamespace(lanes=1, stages=1)
+    demand = SimpleNamespace(seed=0, draw_requests=lambda count: done_s[:count])
+    served = SimpleNamespace(last_token_s=done_s)
+    monkeypatch.setattr(option_runs, "serve_trace", lambda *arguments, **options: served)
+    monkeypatch.setattr(option_runs, "replace", lambda value, **changes: _change(value, changes))
+    option = SimpleNamespace(
+        costs=costs, max_seqs=seats, settings=None, pools=(0, 0), most_per_s=np.inf
+    )
+    saturated = option_runs.saturate_option(cast(Any, demand), cast(Any, option))
+    assert 0.96 <= saturated.most_per_s <= 0.98
+
+
+def _change(value: Any, changes: dict[str, Any]) -> Any:
+    return SimpleNamespace(**{**getattr(value, "__dict__", {}), **changes})

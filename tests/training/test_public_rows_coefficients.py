@@ -45,6 +45,7 @@ def compare(rows: list[Row]) -> Array:
         ("persistent_slowed", "llmfoundry", "H100", "mpt", 5, 0.085),
         ("tensor_overlap", "mbridge", "H100", "llama3", 4, 0.036),
         ("expert_host", "mbridge", "H100", "qwen3", 3, 0.2),
+        ("blackwell_attention", "mbridge", "GB200", "llama3", 5, 0.066),
         pytest.param(
             *("blackwell_attention", "mbridge", "GB200", "llama3", 5, BIAS),
             marks=pytest.mark.xfail(
@@ -52,7 +53,13 @@ def compare(rows: list[Row]) -> Array:
             ),
         ),
     ],
-    ids=["persistent_slowed", "tensor_overlap", "expert_host", "blackwell_attention"],
+    ids=[
+        "persistent_slowed",
+        "tensor_overlap",
+        "expert_host",
+        "blackwell_attention",
+        "bias_of_blackwell_attention",
+    ],
 )
 def test_published_jobs_that_depend_on_it_take_as_long_as_predicted(
     reference: Path,

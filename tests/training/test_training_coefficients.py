@@ -10,9 +10,12 @@ import pytest
 
 import wattcast
 from wattcast.hardware import load_gpu
+from wattcast.kernels import build_kernels, reference_chip
+from wattcast.kernels.kernel_table import USUAL_CONDITION
 from wattcast.training.step_time import host_byte_per_s, overlapped_s
 from wattcast.training.train_job import TrainingResult, relative_interval
 from wattcast.training.training_report import recommend_limit
+from wattcast.workload.operator_types import Collective
 
 
 @pytest.fixture(scope="module")
@@ -75,3 +78,12 @@ def test_exchanges_between_nodes_are_known_less_well(
 def test_a_limit_that_takes_an_eighth_more_time_is_not_recommended(job: TrainingResult) -> None:
     points = [(700.0, 1.9e9, 100.0, 50.0), (600.0, 1.8e9, 108.0, 45.0), (500.0, 1.7e9, 112.5, 40.0)]
     assert recommend_limit(replace(job, curve=tuple(points))) == 600.0
+
+
+def test_a_collective_occupies_the_sms_that_compute_beside_it_lacks() -> None:
+    """Compute slows by 15 % beside NCCL, and DeepEP's benchmarks settle on 24 of 132 SMs."""
+    gpu = load_gpu("h100-sxm")
+    op = Collective("all_reduce", 2**30, 8)
+    work = build_kernels((op,), (USUAL_CONDITION,), gpu, reference_chip(gpu), ()).work
+    slowed = 2.0 * (float(overlapped_s(np.asarray(1.0), 0.5)) - 1.0)
+    assert float(work.units[0]) / 132 == pytest.approx(slowed, abs=0.05)
