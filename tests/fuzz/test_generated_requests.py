@@ -40,7 +40,7 @@ from wattcast.web.answers import REQUEST_KINDS, answer_request
 
 REQUESTS = int(os.environ.get("WATTCAST_REQUESTS", "60"))
 SEED = int(os.environ.get("WATTCAST_SEED", "29"))
-QUICK_KINDS = ("view", "room", "predict", "csv", "compare")
+QUICK_KINDS = ("view", "room", "power", "kernel", "predict", "csv", "compare")
 SLOW_KINDS = ("simulate", "train", "plan", "figure", "report")  # up to seconds each
 FIRST_CHOICE = {"gpu": "h200", "model": "gpt2"}  # so that most requests get past their names
 # What one request may ask of one answer. A drawn number is often at its bound, and a plan or a

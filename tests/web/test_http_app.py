@@ -314,6 +314,8 @@ def test_the_schema_names_every_route(server: Server) -> None:
         "/api/predict",
         "/api/view",
         "/api/room",
+        "/api/power",
+        "/api/kernel",
         "/api/csv",
         "/api/figure",
         "/api/report",

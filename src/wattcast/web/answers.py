@@ -46,6 +46,7 @@ from wattcast.report.comparison import compare_runs, summarise_prediction
 from wattcast.report.comparison_report import comparison_to_plain, write_sentence
 from wattcast.report.figure_style import check_figure_format, encode_figure
 from wattcast.report.html_report import build_report_page
+from wattcast.report.kernel_report import kernel_to_plain, view_numbered_kernel
 from wattcast.report.prediction_figures import (
     draw_clock_curves,
     draw_figure,
@@ -55,6 +56,9 @@ from wattcast.serving.capacity_plan import plan
 from wattcast.serving.engine_simulator import limit_events
 from wattcast.serving.simulate_serving import simulate
 from wattcast.serving.trace_files import parse_trace
+from wattcast.timeseries.power_curve import STATES
+from wattcast.timeseries.power_series import sample_curves
+from wattcast.timeseries.step_power import trace_prediction
 from wattcast.training.train_job import train
 from wattcast.training.training_report import summarise_training
 from wattcast.web import request_schema
@@ -123,6 +127,7 @@ class OpGroupOut(msgspec.Struct):
     """
 
     name: str
+    kernel: int  # number of its operator of most energy, as `predict --kernel` takes it
     count: int
     latency_s: float
     energy_j: float
@@ -150,6 +155,15 @@ class ViewOut(msgspec.Struct):
     byte_per_s: dict[str, float]  # by memory
     groups: list[OpGroupOut]  # those of most energy first
     clocks: ClocksOut
+
+
+class PowerOut(msgspec.Struct):
+    """Power of all GPUs over one run, by part; the means of equal intervals."""
+
+    start_s: list[float]
+    length_s: float
+    part_w: dict[str, list[float]]
+    state: list[str]  # what the GPUs did most in each interval
 
 
 class RoomOut(msgspec.Struct):
@@ -240,17 +254,19 @@ def view_to_output(seen: configuration_view.ConfigurationView) -> ViewOut:
 
 
 def _group_operators(p: Prediction) -> list[OpGroupOut]:
-    members: dict[str, list[OperatorShare]] = {}
-    for share in p.ops:
+    members: dict[str, list[tuple[int, OperatorShare]]] = {}
+    for number, share in enumerate(p.ops, start=1):
         rows = getattr(share.op, "m", None)
         place = share.op.label.removeprefix("layers.").replace(".", " ")
         kind = share.op.name.removeprefix("engine_").replace("_", " ")
         words = kind if kind in place else f"{place} {kind}"
         members.setdefault(words.strip() + ("" if rows is None else f", {rows} rows"), []).append(
-            share
+            (number, share)
         )
     found = []
-    for name, shares in members.items():
+    for name, numbered in members.items():
+        kernel = max(numbered, key=lambda one: float(one[1].energy_j))[0]
+        shares = [share for _, share in numbered]
         flop = sum(float(o.op.flop) * o.count for o in shares)
         byte = sum(float(o.op.read_byte + o.op.write_byte) * o.count for o in shares)
         seconds = sum(float(o.latency_s) for o in shares)
@@ -263,7 +279,14 @@ def _group_operators(p: Prediction) -> list[OpGroupOut]:
         ratio = flop / byte if flop > 0 and byte > 0 else None
         found.append(
             OpGroupOut(
-                name, count, seconds, joules, parts.tolist(), ratio, flop / max(seconds, 1e-12)
+                name=name,
+                kernel=kernel,
+                count=count,
+                latency_s=seconds,
+                energy_j=joules,
+                part_j=parts.tolist(),
+                flop_per_byte=ratio,
+                flop_per_s=flop / max(seconds, 1e-12),
             )
         )
     return sorted(found, key=lambda group: -group.energy_j)[:MOST_OPS]
@@ -496,6 +519,23 @@ def _view_of(asked: request_schema.Configuration) -> configuration_view.Configur
     return replace(seen, prediction=replace(seen.prediction, prices=parse_prices(**asked.prices())))
 
 
+def _answer_power(asked: request_schema.Configuration) -> PowerOut:
+    curve = trace_prediction(_view_of(asked).prediction)
+    series = sample_curves([curve], curve.length_s / MOST_POINTS, curve.length_s)
+    part_w = series.part_j / series.duration_s[:, np.newaxis]
+    return PowerOut(
+        start_s=series.start_s.tolist(),
+        length_s=curve.length_s,
+        part_w=dict(zip(series.parts, part_w.T.tolist(), strict=True)),
+        state=np.array(STATES)[series.state_s.argmax(axis=-1)].tolist(),
+    )
+
+
+def _answer_kernel(asked: request_schema.KernelRequest) -> dict[str, Any]:
+    prediction = _view_of(asked).prediction
+    return kernel_to_plain(view_numbered_kernel(prediction, asked.kernel))
+
+
 def _answer_room(asked: request_schema.Configuration) -> RoomOut:
     work = _load_workload(asked)
     model = work if isinstance(work, ModelSpec) else None
@@ -582,6 +622,8 @@ REQUEST_KINDS: dict[
     ),
     "view": (request_schema.Configuration, lambda asked: view_to_output(_view_of(asked))),
     "room": (request_schema.Configuration, _answer_room),
+    "power": (request_schema.Configuration, _answer_power),
+    "kernel": (request_schema.KernelRequest, _answer_kernel),
     "compare": (request_schema.ConfigurationList, _answer_compare),
     "plan": (request_schema.PlanRequest, _answer_plan),
     "simulate": (request_schema.SimulationRequest, _answer_simulate),

@@ -233,6 +233,8 @@ POST_ROUTES: dict[str, tuple[type | str, str]] = {  # kind of request -> what it
     "predict": (PredictOut, "Predictions, as `wattcast predict --json` prints them"),
     "view": (answers.ViewOut, "One configuration seen from all sides"),
     "room": (answers.RoomOut, "What it holds in memory, and the largest batch"),
+    "power": (answers.PowerOut, "Power over one run, as `wattcast predict --power-out` writes it"),
+    "kernel": (dict, "A look into one kernel, as `wattcast predict --kernel N --json` prints it"),
     "compare": (
         dict,
         "Differences to the first configuration, as `wattcast compare --json` prints them",

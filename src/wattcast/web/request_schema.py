@@ -137,6 +137,14 @@ class FigureRequest(ConfigurationList):
     format: Annotated[str, _one_of(ENDINGS)] = "svg"
 
 
+class KernelRequest(Configuration, kw_only=True):
+    """One operator of a configuration, by its number among the distinct ones in order of
+    appearance.
+    """
+
+    kernel: Annotated[int, Meta(ge=1, le=100_000)] = 1
+
+
 class ServingQuestion(Workload, kw_only=True):
     """What a plan and a simulation have in common: requests of so many tokens, and how long they
     may wait.

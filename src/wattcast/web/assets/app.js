@@ -71,6 +71,7 @@ function showTab() {
 }
 
 function openTab(name, focus = false) {
+  if (name === "compare" && state.configs.length < 2) { addConfiguration(); if (focus) $("tab-compare").focus(); return; }
   if (name !== state.tab) commit("tab", () => { state.tab = name; });
   clearComplaints();
   tell("");
@@ -331,16 +332,18 @@ function buildRest() {
   onUsePlan(() => { clearComplaints(); changed(); });
 }
 
+function addSecond() {
+  const other = { ...config() }, names = state.configs.map((c) => c.gpu);
+  other.gpu = ["h100-sxm", "b200", "l40s", "a100-sxm-80gb", "mi300x"].find((name) => !names.includes(name)) || other.gpu;
+  Object.assign(other, { clock_hz: null, power_limit_w: null });
+  state.configs.push(other);
+  state.selected = state.configs.length - 1;
+  state.tab = "compare";
+}
+
 function addConfiguration() {
   if (state.configs.length >= MOST) return;
-  commit("add", () => {
-    const other = { ...config() }, names = state.configs.map((c) => c.gpu);
-    other.gpu = ["h100-sxm", "b200", "l40s", "a100-sxm-80gb", "mi300x"].find((name) => !names.includes(name)) || other.gpu;
-    Object.assign(other, { clock_hz: null, power_limit_w: null });
-    state.configs.push(other);
-    state.selected = state.configs.length - 1;
-    state.tab = "compare";
-  });
+  commit("add", addSecond);
   clearComplaints();
   changed();
   tell("Change its model, GPU or amount above.");
@@ -349,6 +352,7 @@ function addConfiguration() {
 async function start() {
   const linked = fromLink(location.hash.slice(1)) || fromAddress(location.pathname, location.search), wanted = linked?.tab === "live";
   if (linked) replaceState(linked);
+  if (state.tab === "compare" && state.configs.length < 2) addSecond();
   buildTabs();
   buildRest();
   buildFiles();

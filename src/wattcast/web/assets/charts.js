@@ -30,13 +30,93 @@ const decades = (low, high) => {
 const short = (value) => (Math.abs(value) >= 1e4 ? number(value, 3) : Number(value.toPrecision(4)).toString());
 const moduleClass = (name) => `m-${/^[a-z0-9]+$/.test(name) ? name : "other"}`;
 
-// A frame with axes. ``x`` and ``y`` are {low, high, label, log, whole}; returns scales and the layer to draw into.
-export function frame(into, { x, y, height = 260, label, marks }) {
+// ---- reading and zooming: a cursor follows the pointer or the arrow keys; a drag, or + and -, shows a part of the x axis
+
+const zooms = new WeakMap(); // element -> the part of its x axis that is shown, for one label
+const ofAxis = (axis) => (axis.log ? Math.log10 : (v) => v);
+function shownAxis(into, axis, label) {
+  const zoom = zooms.get(into);
+  if (zoom?.label === label) return { ...axis, low: zoom.low, high: zoom.high, zoomed: true };
+  zooms.delete(into);
+  return axis;
+}
+
+// ``points`` are {x, y, text}; ``draw`` draws the chart again. ``keys``: the chart itself takes the focus and the arrow keys.
+function readable(into, { root, sx, sy, box, x, whole, label, xName }, points, draw, keys = true) {
+  const seen = points.map((p) => ({ ...p, px: sx(p.x), py: p.y === undefined ? null : sy(p.y) })).filter((p) => p.px >= box.left - 1 && p.px <= box.right + 1);
+  const rule = svg("line", { y1: box.top, y2: box.bottom, class: "rule" }), said = svg("text", { y: xName.getAttribute("y"), x: box.right, "text-anchor": "end", class: "strong" });
+  const span = svg("rect", { y: box.top, height: box.bottom - box.top, class: "span none" });
+  root.append(rule, said, span);
+  let now = -1;
+  const read = (index) => {
+    now = index;
+    const point = seen[index], on = Boolean(point), most = Math.floor((box.right - 2) / 6.4);
+    rule.classList.toggle("on", on);
+    xName.classList.toggle("none", on);
+    said.textContent = !on ? "" : point.text.length > most ? `${point.text.slice(0, most - 1)}\u2026` : point.text;
+    if (!on) return;
+    rule.setAttribute("x1", point.px); rule.setAttribute("x2", point.px);
+    if (keys) { root.setAttribute("aria-valuenow", index); root.setAttribute("aria-valuetext", point.text); }
+  };
+  const zoomTo = (low, high) => {
+    const focused = into.contains(document.activeElement), f = ofAxis(whole), back = whole.log ? (v) => 10 ** v : (v) => v;
+    const [a, b] = [Math.max(low, f(whole.low)), Math.min(high, f(whole.high))];
+    if (b - a < 1e-4 * (f(whole.high) - f(whole.low))) return;
+    if (low <= f(whole.low) && high >= f(whole.high)) zooms.delete(into); else zooms.set(into, { label, low: back(a), high: back(b) });
+    draw();
+    if (focused) into.querySelector("svg [tabindex='0'], svg[tabindex='0']")?.focus();
+  };
+  const showAll = () => zoomTo(-Infinity, Infinity);
+  const scaleBy = (by) => {
+    const f = ofAxis(x), [low, high] = [f(x.low), f(x.high)], at = seen[now] ? f(seen[now].x) : (low + high) / 2;
+    zoomTo(at - (at - low) * by, at + (high - at) * by);
+  };
+  const across = (event) => { const area = root.getBoundingClientRect(); return Math.min(Math.max(event.clientX - area.left, box.left), box.right); };
+  const value = (px) => { const f = ofAxis(x); return f(x.low) + ((px - box.left) / (box.right - box.left)) * (f(x.high) - f(x.low)); };
+  let from = null;
+  root.addEventListener("pointerdown", (event) => { if (event.button === 0 && !event.target.closest(".handle, .pick")) from = across(event); });
+  root.addEventListener("pointermove", (event) => {
+    const at = across(event), up = event.clientY - root.getBoundingClientRect().top;
+    const far = seen.map((p) => (p.px - at) ** 2 + (p.py === null ? 0 : (p.py - up) ** 2));
+    read(far.indexOf(Math.min(...far)));
+    if (from === null || Math.abs(at - from) < 8) return;
+    if (!root.hasPointerCapture(event.pointerId)) root.setPointerCapture(event.pointerId);
+    span.classList.remove("none");
+    span.setAttribute("x", Math.min(at, from)); span.setAttribute("width", Math.abs(at - from));
+  });
+  root.addEventListener("pointerup", (event) => {
+    const at = across(event), began = from;
+    from = null;
+    if (began !== null && Math.abs(at - began) >= 8) zoomTo(value(Math.min(at, began)), value(Math.max(at, began)));
+  });
+  root.addEventListener("pointercancel", () => { from = null; span.classList.add("none"); });
+  root.addEventListener("pointerleave", () => { if (from === null) read(-1); });
+  root.addEventListener("dblclick", showAll);
+  root.addEventListener("keydown", (event) => {
+    const { key } = event, by = { ArrowLeft: -1, ArrowRight: 1, Home: -1e6, End: 1e6 }[key];
+    if (by && keys && seen.length) read(Math.min(Math.max(now + by, 0), seen.length - 1));
+    else if (key === "+" || key === "=") scaleBy(0.5);
+    else if (key === "-") scaleBy(2);
+    else if (key === "Escape" && x.zoomed) showAll();
+    else return;
+    event.preventDefault();
+  });
+  if (keys && seen.length) {
+    for (const [name, text] of Object.entries({ role: "slider", tabindex: 0, "aria-valuemin": 0, "aria-valuemax": seen.length - 1, "aria-valuenow": 0, "aria-valuetext": seen[0].text })) root.setAttribute(name, text);
+    root.addEventListener("focus", () => { if (now < 0) read(0); });
+    root.addEventListener("blur", () => read(-1));
+  }
+  if (x.zoomed) into.append(element("button", { type: "button", class: "whole", onclick: showAll }, "Show all"));
+}
+
+// A frame with axes. ``x`` and ``y`` are {low, high, label, log, whole}; returns scales, and layers for marks (cut at the axes) and for words.
+export function frame(into, { x: whole, y, height = 260, label, marks }) {
+  const x = shownAxis(into, whole, label);
   const width = Math.max(into.clientWidth || 600, 260);
   const box = { left: 52, right: width - 10, top: 24, bottom: height - 38 };
   const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, height, role: marks ? "group" : "img", "aria-label": label });
   const place = (axis, from, to) => {
-    const f = axis.log ? Math.log10 : (v) => v;
+    const f = ofAxis(axis);
     const [a, b] = [f(axis.low), f(axis.high)];
     return (v) => from + ((f(v) - a) / (b - a || 1)) * (to - from);
   };
@@ -51,11 +131,16 @@ export function frame(into, { x, y, height = 260, label, marks }) {
     root.append(svg("line", { x1: sx(at), x2: sx(at), y1: box.bottom, y2: box.bottom + 4, class: "axis" }),
       svg("text", { x: Math.min(sx(at), width - 14), y: box.bottom + 18, "text-anchor": "middle", ...soft }, short(at)));
   }
-  root.append(svg("path", { d: `M${box.left} ${box.bottom}H${box.right}`, class: "axis" }),
-    svg("text", { x: box.right, y: height - 4, "text-anchor": "end", ...soft }, x.label),
-    svg("text", { x: 2, y: 13, ...soft }, y.label));
+  const xName = svg("text", { x: box.right, y: height - 4, "text-anchor": "end", ...soft }, x.label);
+  root.append(svg("path", { d: `M${box.left} ${box.bottom}H${box.right}`, class: "axis" }), xName, svg("text", { x: 2, y: 13, ...soft }, y.label));
+  let layer = root;
+  if (x.zoomed) { // what lies outside the part shown is cut
+    const id = `cut-${into.id}`;
+    layer = svg("g", { "clip-path": `url(#${id})` });
+    root.append(svg("clipPath", { id }, svg("rect", { x: box.left, y: 0, width: box.right - box.left, height: box.bottom + 1 })), layer);
+  }
   into.replaceChildren(root);
-  return { root, sx, sy, box, width };
+  return { root, layer, sx, sy, box, width, x, whole, label, xName };
 }
 
 export const path = (xs, ys, sx, sy) => xs.map((v, i) => `${i ? "L" : "M"}${sx(v).toFixed(1)} ${sy(ys[i]).toFixed(1)}`).join("");
@@ -70,9 +155,10 @@ export const moduleLegend = (into, names) => legend(into, names.map((name) => [n
 export function powerArea(into, columns, parts, mean, label) {
   const total = columns.reduce((sum, c) => sum + c.seconds, 0);
   const most = Math.max(mean, ...columns.map((c) => c.watts.reduce((a, b) => a + b, 0))) * 1.05;
-  const { root, sx, sy, box } = frame(into, {
+  const made = frame(into, {
     x: { low: 0, high: 100, label: "Share of the time (%)" }, y: { low: 0, high: most, label: "Power of one GPU (W)" }, height: 340, label,
   });
+  const { root, layer, sx, sy, box } = made, points = [];
   let left = 0;
   columns.forEach((column, index) => {
     const right = left + (100 * column.seconds) / total;
@@ -83,25 +169,52 @@ export function powerArea(into, columns, parts, mean, label) {
       group.append(svg("rect", {
         x: sx(left), width: Math.max(sx(right) - sx(left) - 1.5, 0.5), y: sy(below + watts), height: Math.max(sy(below) - sy(below + watts), 0.2),
         class: moduleClass(parts[part]),
-      }, svg("title", {}, `${column.name}: ${parts[part]} ${number(watts)} W`)));
+      }));
       below += watts;
     });
-    if (sx(right) - sx(left) > 16) group.append(svg("text", { x: (sx(left) + sx(right)) / 2, y: Math.max(sy(below) - 5, box.top - 2), "text-anchor": "middle", class: "strong" }, column.mark));
-    root.append(group);
+    const largest = parts.map((name, part) => [name, column.watts[part]]).sort((a, b) => b[1] - a[1]).slice(0, 2).map(([name, watts]) => `${name} ${number(watts)} W`);
+    points.push({ x: (left + right) / 2, text: `${column.mark} ${column.name}: ${number(below)} W, most of it ${largest.join(" and ")}` });
+    if (sx(right) - sx(left) > Math.max(16, 7 * column.mark.length)) group.append(svg("text", { x: (sx(left) + sx(right)) / 2, y: Math.max(sy(below) - 5, box.top - 2), "text-anchor": "middle", class: "strong" }, column.mark));
+    layer.append(group);
     left = right;
   });
   root.append(svg("line", { x1: box.left, x2: box.right, y1: sy(mean), y2: sy(mean), class: "mean" }),
-    svg("text", { x: box.left + 4, y: sy(mean) - 5, class: "strong halo" }, `mean ${number(mean)} W`));
+    svg("text", { x: box.right, y: 13, "text-anchor": "end", class: "strong" }, `- - mean ${number(mean)} W`));
+  readable(into, made, points, () => powerArea(into, columns, parts, mean, label));
+}
+
+// Power over time, its parts on one another.
+export function stack(into, { start, end, parts, mean, label, yLabel, states }) {
+  const names = Object.keys(parts), total = start.map((_, i) => names.reduce((sum, name) => sum + parts[name][i], 0));
+  const [by, unit] = end >= 1 ? [1, "s"] : end >= 1e-3 ? [1e3, "ms"] : [1e6, "\u00b5s"];
+  const made = frame(into, { x: { low: 0, high: end * by, label: `Time (${unit})` }, y: { low: 0, high: Math.max(...total) * 1.08, label: yLabel }, height: 300, label });
+  const { root, layer, sx, sy, box } = made, below = start.map(() => 0);
+  const ends = [...start.slice(1), end], steps = (levels) => levels.map((w, i) => `L${sx(start[i] * by).toFixed(1)} ${sy(w).toFixed(1)}H${sx(ends[i] * by).toFixed(1)}`);
+  for (const name of names) {
+    const bottom = [...below];
+    parts[name].forEach((watts, i) => { below[i] += watts; });
+    const back = bottom.map((w, i) => `L${sx(ends[i] * by).toFixed(1)} ${sy(w).toFixed(1)}H${sx(start[i] * by).toFixed(1)}`).reverse();
+    layer.append(svg("path", { d: `M${steps(below).join("").slice(1)}${back.join("")}Z`, class: moduleClass(name) }));
+  }
+  root.append(svg("line", { x1: box.left, x2: box.right, y1: sy(mean), y2: sy(mean), class: "mean" }),
+    svg("text", { x: box.right, y: 13, "text-anchor": "end", class: "strong" }, `- - mean ${number(mean)} W`));
+  const points = start.map((at, i) => {
+    const most = names.map((name) => [name, parts[name][i]]).sort((a, b) => b[1] - a[1])[0];
+    return { x: ((at + ends[i]) / 2) * by, text: `${number(at * by)} ${unit}, ${states[i]}: ${number(total[i])} W, most of it ${most[0]} ${number(most[1])} W` };
+  });
+  readable(into, made, points, () => stack(into, { start, end, parts, mean, label, yLabel, states }));
 }
 
 // What a setting trades: a curve with the operating point on it, to drag or to move with the arrow keys.
-export function tradeCurve(into, { x, y, labels, at, xLabel, yLabel, label, onPick, notes = [] }) {
+export function tradeCurve(into, curve) {
+  const { x, y, labels, at, xLabel, yLabel, label, onPick, notes = [] } = curve;
   const span = (values, room) => { const low = Math.min(...values), high = Math.max(...values), pad = high - low || high; return [Math.max(low - room * pad, 0), high + 0.08 * pad]; };
   const [xl, xh] = span(x, 0.08), [yl, yh] = span(y, 0.16);
-  const { root, sx, sy } = frame(into, { x: { low: xl, high: xh, label: xLabel }, y: { low: yl, high: yh, label: yLabel }, height: 300, label, marks: true });
-  root.append(svg("path", { d: path(x, y, sx, sy), class: "line s0" }));
+  const made = frame(into, { x: { low: xl, high: xh, label: xLabel }, y: { low: yl, high: yh, label: yLabel }, height: 300, label, marks: true });
+  const { root, layer, sx, sy } = made;
+  layer.append(svg("path", { d: path(x, y, sx, sy), class: "line s0" }));
   for (const { index, text, css = "f2" } of notes) {
-    root.append(svg("circle", { cx: sx(x[index]), cy: sy(y[index]), r: 5, class: css }),
+    layer.append(svg("circle", { cx: sx(x[index]), cy: sy(y[index]), r: 5, class: css }),
       svg("text", { x: sx(x[index]), y: sy(y[index]) + 20, "text-anchor": sx(x[index]) > into.clientWidth * 0.7 ? "end" : "middle", class: "halo" }, text));
   }
   let now = at;
@@ -136,18 +249,21 @@ export function tradeCurve(into, { x, y, labels, at, xLabel, yLabel, label, onPi
     onPick(now);
   });
   move(now);
-  root.append(said, ring);
+  readable(into, made, x.map((v, i) => ({ x: v, y: y[i], text: `${labels[i]}: ${number(v)} and ${number(y[i])}` })), () => tradeCurve(into, curve), false);
+  layer.append(said, ring);
 }
 
 // Speed against arithmetic per byte, under the roofs of the pipes and the memories.
-export function roofline(into, { marks, roofs, memories, label }) {
+export function roofline(into, roof) {
+  const { marks, roofs, memories, label } = roof;
   const xs = marks.map((m) => m.x), ys = marks.map((m) => m.y);
   const peak = Math.max(...Object.values(roofs), ...ys);
   const low = Math.min(0.3, ...xs) / 1.5, high = Math.max(3000, ...xs) * 1.5;
   const floor = Math.min(...ys, peak / 1e4) / 1.5;
-  const { root, sx, sy, box } = frame(into, {
+  const made = frame(into, {
     x: { low, high, log: true, label: "Arithmetic per byte asked for (FLOP/B)" }, y: { low: floor / 1e12, high: (peak * 2) / 1e12, log: true, label: "Speed (TFLOP/s)" }, height: 300, label,
   });
+  const { layer: root, sx, sy, box } = made;
   const best = Math.max(...Object.values(roofs));
   for (const [name, rate] of Object.entries(memories)) {
     const from = Math.max(low, floor / rate), knee = best / rate;
@@ -163,7 +279,7 @@ export function roofline(into, { marks, roofs, memories, label }) {
   const named = []; // marks that lie on one another share a label beside them
   for (const m of [...marks].sort((a, b) => b.share - a.share)) {
     const cx = sx(m.x), cy = sy(m.y / 1e12), r = 4 + 22 * Math.sqrt(m.share);
-    root.append(svg("circle", { cx, cy, r, class: "mark" }, svg("title", {}, m.name)));
+    root.append(svg("circle", { cx, cy, r, class: "mark" }));
     if (!m.mark) continue;
     const near = named.find((n) => Math.hypot(n.cx - cx, n.cy - cy) < n.r + 8);
     if (near) near.marks.push(m.mark); else named.push({ cx, cy, r, marks: [m.mark] });
@@ -172,13 +288,16 @@ export function roofline(into, { marks, roofs, memories, label }) {
     const right = cx + r + 50 < box.right;
     root.append(svg("text", { x: right ? cx + r + 4 : cx - r - 4, y: cy + 4, "text-anchor": right ? "start" : "end", class: "strong halo" }, all.sort().join(" ")));
   }
+  const points = [...marks].sort((a, b) => a.x - b.x).map((m) => ({ x: m.x, y: m.y / 1e12, text: `${m.mark} ${m.name}: ${number(m.x)} FLOP/B, ${number(m.y / 1e12)} TFLOP/s` }));
+  readable(into, made, points, () => roofline(into, roof));
 }
 
 // Lines, bands, dots and levels over a common axis, with a cursor that reads them.
-export function lines(into, { series = [], dots = [], bands = [], levels = [], x, yLabel, height = 220, label, unit = "" }) {
+export function lines(into, shown) {
+  const { series = [], dots = [], bands = [], levels = [], x, yLabel, height = 220, label, unit = "" } = shown;
   const all = [...series.flatMap((s) => s.y), ...dots.map((d) => d[1]), ...bands.map((b) => b.high), ...levels.map((l) => l.y)];
   const high = (all.reduce((a, b) => Math.max(a, b), 0) || 1) * 1.08;
-  const { root, sx, sy, box } = frame(into, { x, y: { low: 0, high, label: yLabel }, height, label });
+  const made = frame(into, { x, y: { low: 0, high, label: yLabel }, height, label }), { layer: root, sx, sy, box } = made;
   for (const band of bands) root.append(svg("rect", { x: box.left, width: box.right - box.left, y: sy(band.high), height: Math.max(sy(band.low) - sy(band.high), 1), class: `band f${band.k}` }));
   for (const s of series) {
     if (s.fill) root.append(svg("path", { d: `${path(s.x, s.y, sx, sy)}V${sy(0)}H${sx(s.x[0])}Z`, class: `band f${s.k}` }));
@@ -190,20 +309,14 @@ export function lines(into, { series = [], dots = [], bands = [], levels = [], x
   }
   for (const [dx, dy] of dots) root.append(svg("circle", { cx: sx(dx), cy: sy(dy), r: 2.4, class: "dot" }));
   if (!series.length || !series[0].x.length || !unit) return;
-  const rule = svg("line", { y1: box.top, y2: box.bottom, class: "rule" }), said = svg("text", { y: 13, "text-anchor": "end", x: box.right, class: "strong" });
-  root.append(rule, said);
-  root.addEventListener("pointermove", (event) => {
-    const px = event.clientX - root.getBoundingClientRect().left;
-    const xs = series[0].x, i = xs.reduce((best, v, k) => (Math.abs(sx(v) - px) < Math.abs(sx(xs[best]) - px) ? k : best), 0);
-    rule.setAttribute("x1", sx(xs[i])); rule.setAttribute("x2", sx(xs[i])); rule.classList.add("on");
-    said.textContent = `${number(xs[i])} s: ${series.map((s) => `${s.name} ${number(s.y[i])}${unit}`).join(", ")}`;
-  });
-  root.addEventListener("pointerleave", () => { rule.classList.remove("on"); said.textContent = ""; });
+  const points = series[0].x.map((v, i) => ({ x: v, text: `${number(v)} s: ${series.map((s) => `${s.name} ${number(s.y[i])}${unit}`).join(", ")}` }));
+  readable(into, made, points, () => lines(into, shown));
 }
 
 // Points to choose from, with the front that none of them beats.
-export function choices(into, { points, front, chosen, kinds, x, y, label, onPick }) {
-  const { root, sx, sy } = frame(into, { x, y, height: 320, label, marks: true });
+export function choices(into, choice) {
+  const { points, front, chosen, kinds, x, y, label, onPick } = choice;
+  const made = frame(into, { x, y, height: 320, label, marks: true }), { layer: root, sx, sy } = made;
   if (front.length > 1) root.append(svg("path", { d: path(front.map((p) => p.x), front.map((p) => p.y), sx, sy), class: "line front" }));
   const pick = (index) => { onPick(index); into.querySelector(`[data-index="${index}"]`)?.focus(); };
   points.forEach((point, index) => {
@@ -217,8 +330,9 @@ export function choices(into, { points, front, chosen, kinds, x, y, label, onPic
         const by = { ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1 }[event.key];
         if (by || event.key === "Enter" || event.key === " ") { event.preventDefault(); pick((index + (by || 0) + points.length) % points.length); }
       },
-    }, svg("title", {}, point.name)));
+    }));
   });
+  readable(into, made, points.map((p) => ({ x: p.x, y: p.y, text: p.name })), () => choices(into, choice), false);
 }
 
 // Bars about zero, or from zero: rows are {name, value, text, css}.

@@ -1,13 +1,13 @@
 // Predict and Compare: the answer in six numbers, where the power goes, what a clock trades, and how two runs differ.
 import { Slot, complain, fillTile, notes } from "/assets/answer.js";
-import { bars, moduleLegend, powerArea, roofline, tradeCurve } from "/assets/charts.js";
+import { bars, moduleLegend, powerArea, roofline, stack, tradeCurve } from "/assets/charts.js";
 import { $, digitsOf, element, money, number, numbers, percent, show, showJoules } from "/assets/format.js";
-import { commit, config, isList, roomRequest, state, viewRequest } from "/assets/state.js";
+import { commit, config, isList, kernelRequest, roomRequest, state, viewRequest } from "/assets/state.js";
 
 const MOST_COLUMNS = 6;
 let changed = () => {};
 export const onChange = (callback) => { changed = callback; };
-const view = { now: null, room: null };
+const view = { now: null, room: null, power: null, kernel: null };
 export const currentView = () => view.now;
 
 // What a prediction counts: tokens, pictures or runs, per second and in joules.
@@ -29,14 +29,57 @@ export const predictSlot = new Slot(
     $("p-predict").classList.toggle("refused", Boolean(error));
     if (!found) return;
     view.now = found;
-    view.room = null;
+    view.room = view.power = view.kernel = null;
+    for (const id of ["power", "kernel"]) dim(id)(true); // pictures of the question before
     $("answer").classList.remove("stale");
     drawPredict();
     if (!isList(config())) roomSlot.refresh();
+    lookInside();
   },
   (busy) => $("answer").classList.toggle("stale", busy),
 );
 const roomSlot = new Slot(() => ["/api/room", roomRequest(config())], (found) => { view.room = found; if (found) drawAnswer(view.now); }, () => {}, 250);
+
+// ---- power over time and a look into a kernel: asked for once they come into sight
+
+const pictures = (at) => (found, error) => {
+  view[at] = found;
+  $(`${at}-said`).textContent = error || "\u00a0";
+  if (found) ({ power: drawPower, kernel: drawKernel })[at](); else $(at).replaceChildren();
+};
+const asked = (path, body) => () => (inSight && state.tab === "predict" ? [path, body()] : null);
+const dim = (id) => (busy) => $(id).closest(".card").classList.toggle("stale", busy);
+const powerSlot = new Slot(asked("/api/power", () => roomless(viewRequest(config()))), pictures("power"), dim("power"), 200);
+const kernelSlot = new Slot(asked("/api/kernel", () => kernelRequest(config(), Number($("kernel-which").value) || 1)), pictures("kernel"), dim("kernel"), 200);
+const roomless = ({ price_per_h, electricity_per_kwh, ...rest }) => rest;
+let inSight = false;
+new IntersectionObserver((entries) => { inSight = entries.some((entry) => entry.isIntersecting); lookInside(); }, { rootMargin: "200px" }).observe($("over-time"));
+$("kernel-which").addEventListener("change", () => kernelSlot.refresh());
+
+function lookInside() {
+  if (!view.now || !inSight) return;
+  powerSlot.refresh();
+  kernelSlot.refresh();
+}
+
+function drawPower() {
+  const { start_s: start, length_s: end, part_w: parts, state: states } = view.power, names = Object.keys(parts);
+  const total = start.map((_, i) => names.reduce((sum, name) => sum + parts[name][i], 0)), mean = total.reduce((a, b) => a + b, 0) / total.length;
+  const shown = names.filter((name) => Math.max(...parts[name]) > 0.001 * mean);
+  $("power-said").textContent = `One run of ${show(end, "s")}: from ${show(Math.min(...total), "W")} to ${show(Math.max(...total), "W")} in steps of ${show(end / start.length, "s")}. Drag across a chart to zoom in; with keys, the arrows read it and + and \u2212 zoom.`;
+  stack($("power"), { start, end, parts: Object.fromEntries(shown.map((name) => [name, parts[name]])), mean, states, yLabel: "Power of all GPUs (W)", label: `Power over one run of ${show(end, "s")}: mean ${show(mean, "W")}` });
+  moduleLegend($("power-legend"), shown);
+  numbers($("power-numbers"), ["Time", "State", "Power"], start.map((at, i) => [show(at, "s"), states[i], show(total[i], "W")]).filter((_, i) => i % 12 === 0), "Power over time");
+}
+
+function drawKernel() {
+  const k = view.kernel, parts = Object.keys(k.phases[0].part_w), tile = k.tiles[0];
+  const columns = k.phases.map((phase) => ({ name: `${phase.name}, limited by ${phase.bound}`, mark: phase.name, seconds: phase.latency_s, watts: parts.map((part) => phase.part_w[part]) }));
+  $("kernel-said").textContent = `${k.operator}: ${show(k.latency_s, "s")} a call, ${number(k.waves)} wave${k.waves === 1 ? "" : "s"} of ${tile ? `${tile.label} tiles` : "blocks"}, ${percent(k.active_share)} of the SMs busy.`;
+  powerArea($("kernel"), columns, parts, k.power_w, `Phases of ${k.operator}: ${k.phases.map((phase) => `${phase.name} ${show(phase.latency_s, "s")}`).join(", ")}`);
+  numbers($("kernel-numbers"), ["Phase", "Time", "Limited by", "Power"], k.phases.map((phase) => [phase.name, show(phase.latency_s, "s"), phase.bound.replace("_", " "), show(phase.power_w, "W")]), "Phases of the kernel");
+  numbers($("kernel-bytes"), ["Level", "Moved", "Operands once"], Object.entries(k.byte).map(([name, byte]) => [name, show(byte, "byte"), k.least_byte[name] === undefined ? "" : show(k.least_byte[name], "byte")]), "Bytes at every level");
+}
 
 export function drawPredict() {
   const v = view.now;
@@ -45,6 +88,11 @@ export function drawPredict() {
   drawArea(v);
   drawTrade(v);
   drawRoof(v);
+  const which = $("kernel-which").value;
+  $("kernel-which").replaceChildren(...v.groups.map((g) => element("option", { value: g.kernel }, `${g.name} (${percent(g.energy_j / v.prediction.energy_j)})`)));
+  if (v.groups.some((g) => String(g.kernel) === which)) $("kernel-which").value = which;
+  if (view.power) drawPower();
+  if (view.kernel) drawKernel();
   const p = v.prediction, from = p.provenance;
   $("support").textContent = `Support: ${p.support.word}: ${p.support.reason}. ${p.support.why}. Intervals are ${percent(p.interval.level)}.`;
   notes($("assumed"), p.assumptions);
@@ -108,7 +156,7 @@ function drawTrade(v) {
   });
   const slower = 1 - x[least] / x[at], saved = 1 - y[least] / y[at];
   $("trade-said").textContent = least === at ? "This is the clock of least energy. Drag the ring, or move it with the arrow keys."
-    : `At ${show(hz[least], "Hz")}: ${percent(Math.abs(slower))} ${slower >= 0 ? "slower" : "faster"}, ${percent(saved)} less energy. Drag the ring, or move it with the arrow keys.`;
+    : `At ${show(hz[least], "Hz")}: ${Math.abs(slower) < 0.005 ? "as fast" : `${percent(Math.abs(slower))} ${slower >= 0 ? "slower" : "faster"}`}, ${percent(saved)} less energy. Drag the ring, or move it with the arrow keys.`;
   numbers($("trade-numbers"), ["Clock", `${c.word}s/s`, "Power", `J/${c.word}`], hz.map((h, i) => [show(h, "Hz"), number(x[i]), show(k.power_w[i] * p.gpu_count, "W"), number(y[i])]).filter((_, i) => i % 4 === 0), "Speed and energy over the clock");
 }
 

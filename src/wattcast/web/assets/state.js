@@ -81,6 +81,8 @@ export function roomRequest(c) {
   return asked;
 }
 
+export const kernelRequest = (c, kernel) => ({ ...plainConfig(c), kernel });
+
 function serving(c) {
   const asked = { ...source(c), ...money(), prompt: c.seq ?? 512, output: c.tokens ?? 128 };
   for (const key of ["dtype", "weights", "kv_dtype", "sampling"]) if (c[key] && c[key] !== DEFAULTS[key]) asked[key] = c[key];

@@ -58,7 +58,7 @@ export function drawPlan() {
   $("plan-go").textContent = plan.asked && !same ? "Plan again" : "Find plans";
   $("plan-go").disabled = plan.running && same;
   $("plan-said").textContent = plan.running && same ? (plan.aim === state.plan.minimise ? "Simulating each kind of GPU under your traffic." : "Looking for plans that take less energy.")
-    : !same && plan.rows.length ? "The question has changed since." : plan.rows.length ? `${plan.rows.length} plans were simulated.` : "\u00a0";
+    : !same && plan.rows.length ? "The question has changed since." : plan.rows.length ? `${plan.rows.length} plan${plan.rows.length === 1 ? " was" : "s were"} simulated.` : "\u00a0";
   $("p-plan").classList.toggle("stale", !same && plan.rows.length > 0);
   if (!plan.rows.length) {
     tiles($("plan-answer"), ["GPUs", "Energy", "Power in all", "Cost", "First token", "The limit"].map((name) => ({ name, value: plan.running ? "\u2026" : "?", of: "" })));
@@ -119,7 +119,7 @@ export function drawSimulate() {
   $("p-simulate").classList.remove("stale");
   const target = state.sim.ttft_s || state.sim.tpot_s;
   tiles($("sim-answer"), [
-    { name: "Speed", value: number((s.steady ?? s).output_tokens_per_s), of: "tokens/s", note: `${number((s.steady ?? s).requests_per_s)} requests/s${s.steady ? ` in the steady state${s.steady.queue_grows ? `; THE QUEUE GROWS: ${number(s.steady.arrivals_per_s)} arrive` : ""}` : ""}; ${number(s.requests, 6)} requests in ${show(s.length_s, "s")} with the drain${target ? `, ${percent(s.good_share)} in time` : ""}` },
+    { name: "Speed", value: number((s.steady ?? s).output_tokens_per_s), of: "tokens/s", note: `${number((s.steady ?? s).requests_per_s)} requests/s${s.steady ? ` in the steady state${s.steady.queue_grows ? `; the queue grows: ${number(s.steady.arrivals_per_s)}/s arrive` : ""}` : ""}; ${number(s.requests, 6)} requests in ${show(s.length_s, "s")} with the drain${target ? `, ${percent(s.good_share)} in time` : ""}` },
     { name: "Energy", ...joules(s.energy_j_per_token), note: `${show(s.energy_j_per_request, "J")} a request; idle time counts` },
     { name: "Power in all", ...split(show(s.power_w, "W")), note: `${s.gpu_count} GPU${s.gpu_count > 1 ? "s" : ""}; peak ${show(s.peak_power_w, "W")}` },
     { name: "Cost", ...cost(s.cost_per_million_tokens, "per M tokens"), note: `at $${state.money.price_per_h ?? 0} per GPU hour` },
