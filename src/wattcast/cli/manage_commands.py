@@ -365,7 +365,8 @@ def serve(env: Environment, options: ServeOptions) -> None:
     """Control the cards of a serving engine that runs already, until interrupted: the least energy
     per token that keeps its response times.
 
-    All cards of an engine with tensor parallelism (--devices) get one clock.
+    With --model the clock follows every second the requests that wait and run, the cache that they
+    use, and what is forecast for them; without, it follows the mean load of minutes. All cards of an engine with tensor parallelism (--devices) get one clock.
 
     Example: wattcast manage serve --apply --devices 0-7 --metrics http://localhost:8000/metrics
     """
@@ -473,13 +474,17 @@ def _choose_keeper(
     """Return what keeps the latencies of a serving engine on some cards, or None for another
     program.
     """
-    from wattcast.control import serving_control, serving_rehearsal
+    from wattcast.control import (
+        serving_control,
+        serving_rehearsal,
+        traffic_rehearsal,
+    )
 
     if model is not None:
         do = "Leave it out: what steps take is then learned."
         chip = _catalogue_gpu(card_name, "--model", do)
         by_level = serving_rehearsal.build_clock_levels(model, chip, tensor_parallel=count)
-        return partial(serving_rehearsal.make_keeper, by_level, limits)
+        return partial(traffic_rehearsal.make_queue_keeper, by_level, limits)
     if has_metrics:
         return partial(serving_control.LatencyKeeper, limits=limits)
     return None
@@ -637,6 +642,15 @@ class RehearsalOptions:
         float | None,
         Option("Power of all of them together, such as 2kW.", unit="W", above=0),
     ] = None
+    trace: Annotated[
+        Path | None,
+        Option("File of requests to replay (CSV, JSON Lines) in place of drawn ones."),
+    ] = None
+    speed: Annotated[float, Option("How much faster the requests of --trace come.", above=0)] = 1.0
+    off: Annotated[
+        float,
+        Option("How far the costs of steps differ from the forecast at most.", unit="", most=0.5),
+    ] = 0.2
 
 
 @command("manage rehearse")
@@ -646,6 +660,10 @@ def rehearse(
     shape: RequestShape,
 ) -> CommandOutput:
     """Rehearse the control of serving GPUs on simulated traffic, before any card is touched.
+
+    With --trace, requests of a file are replayed under the policy of `manage serve --model`, beside
+    an oracle that knows them all and may change the clock every second. A replay takes about a
+    hundredth of its time per try, of which there are a dozen.
 
     Example: wattcast manage rehearse llama3-8b --rate 20/s --gpus 4 --site-power 1800W --seconds
     10min"""
@@ -657,6 +675,8 @@ def rehearse(
 
     chip = find_gpu(rehearsal.gpu)
     limits = _serving_limits(rehearsal.ttft, rehearsal.tpot)
+    if rehearsal.trace is not None:
+        return _replay_trace(model, chip, rehearsal, limits, shape.seed)
     traces = []
     for place in range(rehearsal.gpus):
         trace = draw_trace(
@@ -677,6 +697,35 @@ def rehearse(
         limit_w = float(np.mean(chip.power.limit_w))
         figures = serving_rehearsal.rehearse_site_serving(by_level, traces, limits, most_w, limit_w)
     lines = [f"{name}: {value:.6g}" for name, value in figures.items()]
+    return CommandOutput(figures, "\n".join(lines))
+
+
+def _replay_trace(
+    model: str,
+    chip: Gpu,
+    rehearsal: RehearsalOptions,
+    limits: ServingLimits,
+    seed: int,
+) -> CommandOutput:
+    """Replay the requests of a file on a simulated engine under the policy and an oracle."""
+    import numpy as np
+
+    from wattcast.control import serving_rehearsal, traffic_rehearsal
+    from wattcast.serving.trace_files import read_trace
+
+    assert rehearsal.trace is not None
+    if rehearsal.gpus > 1 or rehearsal.site_power_w is not None:
+        raise bad_value("--trace", "one GPU without --site-power", "several GPUs or a budget")
+    trace = read_trace(rehearsal.trace)
+    longest = int((trace.prompt_tokens + trace.output_tokens).max())
+    by_level = serving_rehearsal.build_clock_levels(model, chip, longest)
+    plant = traffic_rehearsal.perturb_levels(by_level, chip, seed, rehearsal.off)
+    faster = trace.reorder(np.arange(len(trace)), trace.arrival_s / rehearsal.speed)
+    figures = traffic_rehearsal.rehearse_traffic(by_level, plant, faster, limits)
+    lines = []
+    for name, value in figures.items():
+        text = value if isinstance(value, str) else f"{value:.6g}"
+        lines.append(f"{name}: {text}")
     return CommandOutput(figures, "\n".join(lines))
 
 

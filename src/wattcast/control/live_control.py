@@ -49,13 +49,10 @@ from wattcast.control.program_files import (
     SmCountFile,
     find_local_rank,
 )
+from wattcast.control.queue_keeper import QueueKeeper
 from wattcast.control.savings import MeasuredSavings, ReferencePairs
 from wattcast.control.search_problem import Objective
-from wattcast.control.serving_control import (
-    READING_INTERVAL_S,
-    EngineReading,
-    LatencyKeeper,
-)
+from wattcast.control.serving_control import EngineReading, LatencyKeeper
 from wattcast.control.slack_clocks import LEVELS as SLACK_LEVELS
 from wattcast.core import MissingTool
 from wattcast.core.strict_files import encode_csv
@@ -210,7 +207,7 @@ class _LiveSearch:
 
 def control_serving(
     plant: LivePlant,
-    keeper: LatencyKeeper,
+    keeper: LatencyKeeper | QueueKeeper,
     read_engine: Callable[[], EngineReading],
 ) -> None:
     """Control a card that serves requests until its program ends; while its engine is silent, it
@@ -220,7 +217,7 @@ def control_serving(
     silent = 0  # readings in a row
     top = len(keeper.levels_hz) - 1
     while plant.alive() and plant.controlled:
-        plant.pause_heard(READING_INTERVAL_S)
+        plant.pause_heard(keeper.interval_s)
         with plant.ending_control():
             try:
                 engine = read_engine()
@@ -254,7 +251,7 @@ class ControlTask:
     power_limit: bool = False
     advise: Advice | None = None
     # For serving, of the card's clocks.
-    make_keeper: Callable[[Sequence[float]], LatencyKeeper] | None = None
+    make_keeper: Callable[[Sequence[float]], LatencyKeeper | QueueKeeper] | None = None
     read_engine: Callable[[], EngineReading] | None = None  # with ``make_keeper``
     rows: Path | None = None  # file for what a unit of work took at each clock
     # With ``rows``: the columns that name what a unit of work is.

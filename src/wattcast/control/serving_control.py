@@ -86,6 +86,7 @@ GAUGES = (  # tokens, requests that wait, requests that are computed, tokens of 
     ("vllm:num_requests_running", "sglang:num_running_reqs"),
     ("vllm:prompt_tokens_total", "sglang:prompt_tokens_total"),
 )
+CACHE_USE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage")
 READ_TIMEOUT_S = 2.0
 READING_INTERVAL_S = 2.0  # between two readings of an engine's metrics, simulated or real
 LARGEST_ANSWER = 4 * 2**20
@@ -133,6 +134,7 @@ class EngineReading:
     waiting: float
     running: float = 0.0
     prompt_tokens: float = 0.0
+    cache_use: float = 0.0  # share of the paged cache that is in use
 
 
 def parse_engine_metrics(text: str) -> EngineReading:
@@ -144,7 +146,9 @@ def parse_engine_metrics(text: str) -> EngineReading:
     buckets = metrics.buckets
     gauges = [_find_gauge(names, plain) for names in GAUGES]
     first_token = _find_histogram(FIRST_TOKEN, buckets, plain)
-    return EngineReading(first_token, _find_histogram(PER_TOKEN, buckets, plain), *gauges)
+    per_token = _find_histogram(PER_TOKEN, buckets, plain)
+    cache_use = metrics.find_largest(CACHE_USE) or 0.0
+    return EngineReading(first_token, per_token, *gauges, cache_use)
 
 
 def _find_gauge(names: Sequence[str], plain: Mapping[str, float]) -> float:
@@ -272,6 +276,7 @@ class LatencyKeeper:
     short_s: float = KEEPER.short_s
     learning_s: float = KEEPER.learning_s
     patience_s: float = KEEPER.patience_s  # between two steps down
+    interval_s: float = READING_INTERVAL_S  # between two decisions
     level: int = field(init=False)
     why: str = field(init=False, default="start")
 

@@ -45,7 +45,7 @@ KEPT = 0.99  # of the minutes, in which an oracle must keep the limits
 # here
 TTFT_EDGES = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
-    float("inf"),
+    *(20.0, 40.0, 80.0, float("inf")),
 )
 TPOT_EDGES = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, float("inf"))
 
@@ -109,7 +109,13 @@ class ServingPlant:
         )
         tokens = engine.decoded + len(self._begun)
         return EngineReading(
-            ttft, tpot, tokens, engine.waiting, engine.running, self._prompt_tokens
+            ttft,
+            tpot,
+            tokens,
+            engine.waiting,
+            engine.running,
+            self._prompt_tokens,
+            engine.cache_use,
         )
 
     def _note_latency(

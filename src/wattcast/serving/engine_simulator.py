@@ -307,6 +307,20 @@ class EngineReplica:
         return len(self._running) + len(self._prompts)
 
     @property
+    def cache_use(self) -> float:
+        """Return the share of the paged cache that requests use."""
+        return self._cache_used() / self.costs.cache_tokens
+
+    @property
+    def remaining_tokens(self) -> float:
+        """Count the tokens that requests which decode are still to get."""
+        ends = 0.0
+        for running in self._running.values():
+            steps = self._steps_left[running.request] - (self._step - running.begun)
+            ends += steps * self.plan.growth[running.request]
+        return ends
+
+    @property
     def load(self) -> int:
         """Weigh requests as vLLM's router does: one without its prompt counts as four that
         decode.
