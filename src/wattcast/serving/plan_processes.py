@@ -108,4 +108,8 @@ def _search_kind(
             search.search(tried)
     except KeyboardInterrupt:
         pass  # what was found by now is wanted
-    return search.summarise()
+    kind = search.summarise()
+    if kind.is_complete:
+        for plan in kind.plans:
+            plan.ceiling, plan.risk  # noqa: B018 - simulated here rather than in the parent
+    return kind

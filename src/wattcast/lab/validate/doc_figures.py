@@ -256,7 +256,9 @@ def _show_coefficient(name: str) -> str:
     entries = read_subject(subject)
     if key not in entries:
         raise bad_value(f"figure {name}", f"a coefficient of {subject}", key)
-    return str(entries[key].value).replace(" us", " µs")
+    value = entries[key].value
+    written = " to ".join(f"{one:g}" for one in value) if isinstance(value, tuple) else str(value)
+    return written.replace(" us", " µs")
 
 
 def _show_entry(
