@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -36,6 +37,8 @@ from wattcast.core.units import parse, show
 from wattcast.core.whole_files import write_whole
 
 if TYPE_CHECKING:
+    from wattcast.hardware import Gpu
+    from wattcast.lab.gpuwattch.bottom_up.chip_design import BuiltChip
     from wattcast.lab.gpuwattch.component_fit import (
         ComponentFit,
         FitConstraints,
@@ -43,6 +46,8 @@ if TYPE_CHECKING:
         MeasuredKernels,
     )
     from wattcast.lab.gpuwattch.counted_kernel_power import CountedKernelPower
+    from wattcast.lab.gpuwattch.measured_energies import HeldOutJudgement, MeasuredValue
+    from wattcast.lab.gpuwattch.trace_reading import SimulatorDialect
     from wattcast.lab.gpuwattch.trace_run import TraceResult
 
 
@@ -220,49 +225,70 @@ def accelwattch(
 
     chip = measured_energies.measured_chip(gpu)
     folder = database_folder(measured_energies.PARENT)
-    if refit and chip.name != measured_energies.PARENT:
-        raise bad_value("--refit", f"{measured_energies.PARENT}, which has a database", chip.name)
     if refit:
+        if chip.name != measured_energies.PARENT:
+            expected = f"{measured_energies.PARENT}, which has a database"
+            raise bad_value("--refit", expected, chip.name)
         chip = replace(chip, values=measured_energies.fit_measured_energies(folder))
-    values = chip.values
+
     tree = architecture.read_architecture(base) if base is not None else None
-    made = measured_energies.measured_architecture(chip, tree)
+    fitted = measured_energies.measured_architecture(chip, tree)
     if out is not None:
-        architecture.write_architecture(made, out)
+        architecture.write_architecture(fitted, out)
     if energies is not None:
-        write_whole(
-            energies, energy_table.format_energy_table(measured_energies.measured_table(chip, made))
-        )
-    judged = measured_energies.judge_held_out(folder) if judge else None
-    plain = {
+        table = measured_energies.measured_table(chip, fitted)
+        write_whole(energies, energy_table.format_energy_table(table))
+
+    plain: dict[str, Any] = {
         "gpu": chip.name,
         "source": chip.source,
-        "values": {k: vars(v) for k, v in values.items()},
+        "values": {name: vars(value) for name, value in chip.values.items()},
     }
-    lines = [f"{chip.name}: {chip.source}"]
-    for name, value in values.items():
-        watts = name in (measured_energies.CONSTANT, measured_energies.ACTIVE)
-        size, unit = (1.0, "W") if watts else (1e12, "pJ")
-        ends = f"{value.low * size:9.4g} to {value.high * size:.4g}"
-        shared = ", ".join(measured_energies.TERMS[name].counters[1:]) if not watts else ""
-        lines.append(f"{name:15s} {value.value * size:9.4g} {unit:2s} {ends:20s} {shared}")
-    if judged is not None:
+    lines = [f"{chip.name}: {chip.source}", *_list_energies(chip.values)]
+    if judge:
+        judged = measured_energies.judge_held_out(folder)
         plain["held_out"] = vars(judged)
-        lines.append(
-            f"{judged.rows} rows of {judged.operators} operators never used: {judged.mape:.2f} % "
-            f"(bias {judged.bias:+.2f} %; their mean power for all: {judged.constant:.1f} %)"
-        )
-        lines += [
-            f"  {name:12s} {rows:4d} rows {error:6.2f} %"
-            for name, (rows, error) in judged.by_family.items()
-        ]
+        lines += _describe_held_out(judged)
     partly = (
         "note: without --base the file holds what Wattcast reads; a simulator needs "
         "the tree of its own file."
     )
-    return CommandOutput(
-        plain, "\n".join(lines), notes=[partly] if base is None and out is not None else []
+    notes = [partly] if base is None and out is not None else []
+    return CommandOutput(plain, "\n".join(lines), notes=notes)
+
+
+def _list_energies(values: Mapping[str, MeasuredValue]) -> list[str]:
+    """Return a line for each energy: its value, its interval and the counters it is shared by."""
+    from wattcast.lab.gpuwattch.measured_energies import (
+        ACTIVE,
+        CONSTANT,
+        TERMS,
     )
+
+    lines = []
+    for name, value in values.items():
+        if name in (CONSTANT, ACTIVE):
+            size = 1.0
+            unit = "W"
+            counters = ""
+        else:
+            size = 1e12
+            unit = "pJ"
+            counters = ", ".join(TERMS[name].counters[1:])
+        ends = f"{value.low * size:9.4g} to {value.high * size:.4g}"
+        lines.append(f"{name:15s} {value.value * size:9.4g} {unit:2s} {ends:20s} {counters}")
+    return lines
+
+
+def _describe_held_out(judged: HeldOutJudgement) -> list[str]:
+    """Return the error on operators that were never used, over all rows and by family."""
+    lines = [
+        f"{judged.rows} rows of {judged.operators} operators never used: {judged.mape:.2f} % "
+        f"(bias {judged.bias:+.2f} %; their mean power for all: {judged.constant:.1f} %)"
+    ]
+    for name, (rows, error) in judged.by_family.items():
+        lines.append(f"  {name:12s} {rows:4d} rows {error:6.2f} %")
+    return lines
 
 
 @command("lab side-by-side")
@@ -489,38 +515,17 @@ def show_bottom_up(
     build: EnergyOptions,
 ) -> CommandOutput:
     """Build energies per event from an architecture, and save or draw them where asked for."""
-    from wattcast.lab.gpuwattch.architecture import read_architecture
     from wattcast.lab.gpuwattch.bottom_up import chip_design, event_energies
-    from wattcast.lab.gpuwattch.bottom_up.technology import explain_feature, read_feature_nm
+    from wattcast.lab.gpuwattch.bottom_up.technology import explain_feature
     from wattcast.lab.gpuwattch.energy_table import format_energy_table
     from wattcast.lab.gpuwattch.trace_reading import SimulatorDialect
-    from wattcast.predictor.api import find_gpu
 
-    feature_nm = None
-    if build.feature_size is not None:
-        feature_nm = read_feature_nm(build.feature_size, "--feature-size")
-    settings: dict[str, Any] = {
-        "feature_nm": feature_nm,
-        "voltage_v": None,
-        "temperature_k": None,
-    }
-    if build.voltage is not None:
-        settings["voltage_v"] = parse(build.voltage, "V", "--voltage")
-    if build.temperature is not None:
-        celsius = parse(build.temperature, "C", "--temperature")
-        settings["temperature_k"] = celsius + _ZERO_C_IN_K
-    known = ", ".join(event_energies.SIZE_KNOBS)
-    form = f"PART=FACTOR with a part of {known}"
+    settings = _read_process(build)
+    parts = ", ".join(event_energies.SIZE_KNOBS)
+    form = f"PART=FACTOR with a part of {parts}"
     factors = parse_pairs(build.change or [], "--change", form, float)
-    gpu = None
-    dialect = SimulatorDialect.GPUWATTCH
-    if Path(name).suffix.lower() == ".xml":
-        architecture = read_architecture(Path(name))
-        original = event_energies.build_architecture_chip(architecture, **settings)
-        dialect = architecture.dialect
-    else:
-        gpu = find_gpu(name)
-        original = chip_design.build_chip(chip_design.design_from_gpu(gpu, **settings))
+
+    original, gpu, dialect = _build_chip(name, settings)
     if build.dialect is not None:
         dialects = list(SimulatorDialect)
         dialect = SimulatorDialect(resolve_name("dialect", build.dialect, dialects))
@@ -532,25 +537,72 @@ def show_bottom_up(
         write_whole(build.save, format_energy_table(table))
     if build.plot is not None:
         env.save_plot(event_energies.draw_size_changes(changed.design), build.plot)
+
     moved = event_energies.compare_chips(original, changed) if factors else ()
     plain = event_energies.energies_to_plain(changed, gpu)
-    moves = [vars(change) | {"ratio": change.ratio} for change in moved]
 
     def print_text(console: Console) -> None:
         event_energies.print_energies(console, plain)
         if moved:
             event_energies.print_changes(console, moved)
 
-    # a number was written where a process might have been meant
-    is_number = gpu is None or feature_nm is not None
+    shown = dict(plain)
+    if moved:
+        shown["changes"] = [vars(change) | {"ratio": change.ratio} for change in moved]
+    notes = []
+    if _names_number(build.feature_size, gpu):
+        warning = explain_feature(original.design.feature_nm)
+        if warning:
+            notes.append(f"warning: {warning}.")
+    return CommandOutput(shown, print_text, notes=notes)
+
+
+def _read_process(build: EnergyOptions) -> dict[str, Any]:
+    """Return the feature size, the voltage and the temperature that were set, in nm, V and K."""
+    from wattcast.lab.gpuwattch.bottom_up.technology import read_feature_nm
+
+    settings: dict[str, Any] = {
+        "feature_nm": None,
+        "voltage_v": None,
+        "temperature_k": None,
+    }
     if build.feature_size is not None:
-        is_number = build.feature_size.strip()[:1].isdigit()
-    warning = explain_feature(original.design.feature_nm) if is_number else ""
-    return CommandOutput(
-        plain | ({"changes": moves} if moved else {}),
-        print_text,
-        notes=[f"warning: {warning}."] if warning else [],
-    )
+        settings["feature_nm"] = read_feature_nm(build.feature_size, "--feature-size")
+    if build.voltage is not None:
+        settings["voltage_v"] = parse(build.voltage, "V", "--voltage")
+    if build.temperature is not None:
+        celsius = parse(build.temperature, "C", "--temperature")
+        settings["temperature_k"] = celsius + _ZERO_C_IN_K
+    return settings
+
+
+def _build_chip(
+    name: str,
+    settings: dict[str, Any],
+) -> tuple[BuiltChip, Gpu | None, SimulatorDialect]:
+    """Build the chip of an architecture file or of a GPU; return which GPU, and the dialect."""
+    from wattcast.lab.gpuwattch.architecture import read_architecture
+    from wattcast.lab.gpuwattch.bottom_up import chip_design, event_energies
+    from wattcast.lab.gpuwattch.trace_reading import SimulatorDialect
+    from wattcast.predictor.api import find_gpu
+
+    if Path(name).suffix.lower() == ".xml":
+        architecture = read_architecture(Path(name))
+        chip = event_energies.build_architecture_chip(architecture, **settings)
+        return chip, None, architecture.dialect
+    gpu = find_gpu(name)
+    chip = chip_design.build_chip(chip_design.design_from_gpu(gpu, **settings))
+    return chip, gpu, SimulatorDialect.GPUWATTCH
+
+
+def _names_number(feature_size: str | None, gpu: Gpu | None) -> bool:
+    """Whether a number of nanometres was written where a process might have been meant.
+
+    An architecture file always holds a number.
+    """
+    if feature_size is None:
+        return gpu is None
+    return feature_size.strip()[:1].isdigit()
 
 
 @command("lab check-energies")

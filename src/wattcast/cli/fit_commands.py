@@ -14,6 +14,7 @@ from typing import (
 
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
 from wattcast.cli.command_builder import command, parse_factors
 from wattcast.cli.command_output import CommandOutput, Environment
@@ -37,8 +38,13 @@ from wattcast.report.text_tables import (
 if TYPE_CHECKING:
     from wattcast.calibrate.calibration import Calibration
     from wattcast.calibrate.table_fit import TableCalibration
-    from wattcast.lab.counter_models.counter_fit import CounterFit
-    from wattcast.lab.counter_models.fit_diagnostics import FittedCost
+    from wattcast.lab.counter_models.counter_fit import (
+        CounterFit,
+        HeldBackRows,
+        RailVoltageReport,
+    )
+    from wattcast.lab.counter_models.fit_diagnostics import ClockSubset, FittedCost
+    from wattcast.lab.counter_models.rail_terms import CounterModelKind
     from wattcast.lab.counter_models.two_rails import RailsFit
     from wattcast.report.figure_style import FigureMaker
 
@@ -514,55 +520,81 @@ def _fit_rails(
 
 
 def _print_fit(console: Console, result: CounterFit) -> None:
-    from wattcast.lab.counter_models import counter_fit, fit_diagnostics
+    """Print the errors of each kind of model, then the costs and the voltages of the main one."""
+    from wattcast.lab.counter_models import counter_fit
 
     main = counter_fit.main_model_kind(result)
-    tested = result.tested
-    heads = (
+    console.print(_table_fit_errors(result))
+    if result.tested:
+        console.print(_table_tested_groups(result.tested, main.model))
+    values = [f"{cost.value:.4g}" for cost in main.diagnosis.coefficients]
+    title = f"Costs of the {main.model} model"
+    _print_costs(console, title, main.diagnosis.coefficients, values)
+    for rail in result.rails:
+        if rail.clock_hz.size > 1:
+            console.print(_describe_voltages(rail))
+    if result.training_clocks:
+        console.print(_describe_training_clocks(result.training_clocks))
+    print_notes(console, (*result.warnings, *result.table.notes), "")
+
+
+def _table_fit_errors(result: CounterFit) -> Table:
+    """Return the errors of each kind of model, on rows it was fitted to and on unseen ones."""
+    heads = [
         "model",
         "fitted",
         "unseen benchmark",
         "default known",
         "unseen cluster",
         "unseen group",
-    )
-    errors = new_table(*heads, *(["never trained on"] if tested else []), title="Error, %")
+    ]
+    if result.tested:
+        heads.append("never trained on")
+    table = new_table(*heads, title="Error, %")
     for kind in result.kinds.values():
-        held = kind.held_out
-        known = held["benchmark"].anchored
-        cells = [held[by].score.mape if by in held else None for by in ("cluster", "group")]
-        values = [
+        by_benchmark = kind.held_out["benchmark"]
+        anchored = by_benchmark.anchored
+        errors = [
             kind.in_sample.mape,
-            held["benchmark"].score.mape,
-            known.mape if known else None,
-            *cells,
+            by_benchmark.score.mape,
+            None if anchored is None else anchored.mape,
         ]
-        values += [tested.mape(kind.model)] if tested else []
-        errors.add_row(str(kind.model), *("-" if v is None else f"{v:.2f}" for v in values))
-    console.print(errors)
-    if tested:
-        columns = ("never trained on", "rows", "measured, W", "mean error, %", "bias, %")
-        rows = (
-            (name, str(n), *(f"{x:.1f}" for x in numbers))
-            for name, n, *numbers in tested.summarise(main.model)
-        )
-        console.print(new_table(*columns, title=str(main.model), rows=rows))
-    shown = [f"{c.value:.4g}" for c in main.diagnosis.coefficients]
-    _print_costs(console, f"Costs of the {main.model} model", main.diagnosis.coefficients, shown)
-    for rail in (rail for rail in result.rails if rail.clock_hz.size > 1):
-        curve = ", ".join(
-            f"{f / 1e6:.0f}: {v:.3f}" for f, v in zip(rail.clock_hz, rail.relative, strict=True)
-        )
-        console.print(f"Relative voltage of the {rail.rail} rail by MHz: {curve}")
-    if result.training_clocks:
-        best = fit_diagnostics.smallest_sufficient_clocks(list(result.training_clocks))
-        every = max(result.training_clocks, key=lambda subset: subset.points)
-        console.print(
-            f"Training clocks: {best.points} of {every.points} pairs are enough "
-            f"({best.mape:.2f} % against "
-            f"{every.mape:.2f} %)."
-        )
-    print_notes(console, (*result.warnings, *result.table.notes), "")
+        for grouping in ("cluster", "group"):
+            held_out = kind.held_out.get(grouping)
+            errors.append(None if held_out is None else held_out.score.mape)
+        if result.tested:
+            errors.append(result.tested.mape(kind.model))
+        table.add_row(str(kind.model), *("-" if e is None else f"{e:.2f}" for e in errors))
+    return table
+
+
+def _table_tested_groups(tested: HeldBackRows, model: CounterModelKind) -> Table:
+    """Return power and errors of a model on rows that were never trained on, by group."""
+    columns = ("never trained on", "rows", "measured, W", "mean error, %", "bias, %")
+    rows = []
+    for name, count, *numbers in tested.summarise(model):
+        rows.append((name, str(count), *(f"{number:.1f}" for number in numbers)))
+    return new_table(*columns, title=str(model), rows=rows)
+
+
+def _describe_voltages(rail: RailVoltageReport) -> str:
+    """Return the relative voltage of a rail at each of its clocks."""
+    points = []
+    for clock_hz, relative in zip(rail.clock_hz, rail.relative, strict=True):
+        points.append(f"{clock_hz / 1e6:.0f}: {relative:.3f}")
+    return f"Relative voltage of the {rail.rail} rail by MHz: {', '.join(points)}"
+
+
+def _describe_training_clocks(subsets: Sequence[ClockSubset]) -> str:
+    """Say how many pairs of clocks would have been enough for the fit."""
+    from wattcast.lab.counter_models import fit_diagnostics
+
+    best = fit_diagnostics.smallest_sufficient_clocks(list(subsets))
+    every = max(subsets, key=lambda subset: subset.points)
+    return (
+        f"Training clocks: {best.points} of {every.points} pairs are enough "
+        f"({best.mape:.2f} % against {every.mape:.2f} %)."
+    )
 
 
 def _print_costs(

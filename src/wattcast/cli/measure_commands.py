@@ -7,7 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+)
 
 from wattcast.cli.command_builder import command, declare_verb
 from wattcast.cli.command_output import CommandOutput, Environment
@@ -25,6 +29,13 @@ from wattcast.lab.campaigns import campaign_verbs
 from wattcast.measure import measure_verbs
 from wattcast.options.run_options import ModelOptions
 from wattcast.options.verb_options import part_of
+
+if TYPE_CHECKING:
+    from wattcast.cli.measure_bridges import LaunchEstimate
+    from wattcast.lab.counter_models.launch_power import CounterBook
+    from wattcast.measure.measured_run import MeasuredRun
+    from wattcast.measure.run_verdict import RunVerdict
+    from wattcast.power.power_model import SavedModel
 
 
 @dataclass(frozen=True)
@@ -90,69 +101,125 @@ def run(
     python loop.py Example: wattcast measure run --model m.yaml --counters ncu.csv --launches
     trace.json -- python traced.py"""
     from wattcast.measure.measured_run import run_command
-    from wattcast.measure.run_figure import draw_run_power
-    from wattcast.measure.run_verdict import compare_with_prediction
-    from wattcast.report.figure_style import save_figure
 
     # before the run, where a bad name costs nothing
-    if choices.save is not None and choices.save.suffix != ".npz":
-        raise bad_value("--save", "a name that ends in .npz", choices.save.name)
-    for path in (path for path in (choices.save, choices.plot) if path is not None):
-        check_writable(path)
-    if choices.model is None and (choices.counters or choices.launches):
-        raise bad_value("--counters and --launches", "--model FILE beside them", "none")
+    _check_files(choices)
     predicted = _load_prediction(choices.against, choices.gpu, options) if choices.against else {}
     prepared = None
     if choices.model is not None:
-        from wattcast.cli.measure_bridges import estimate_power, prepare_estimate
+        from wattcast.cli.measure_bridges import prepare_estimate
 
         prepared = prepare_estimate(
             choices.model, choices.counters, choices.launches, choices.gpu, command
         )
+
     done = run_command(command, choices.source, choices.device, pass_output=not choices.json)
-    code = done.shell_code
-    trouble = None
-    verdict = from_launches = None
+    outcome = _RunOutcome(done.shell_code)
     try:  # whatever goes wrong from here on, the measurement is printed
-        if choices.save is not None:
-            kept = write_somewhere(choices.save, done.samples.to_bytes())
-            env.say(
-                f"samples saved: {kept}"
-                + (f", because {choices.save} could not be written" if kept != choices.save else "")
-            )
-            code = code if kept == choices.save else code or ExitCode.FAILED
-        from_launches = None if prepared is None else estimate_power(*prepared, done)
-        verdict = (
-            compare_with_prediction(
+        outcome.save_samples(env, choices, done)
+        outcome.compare(choices, done, predicted, prepared)
+        outcome.draw(choices, done, predicted)
+    except WattcastError as error:
+        outcome.fault = error
+    return outcome.describe(done, shows_overhead=not choices.json)
+
+
+def _check_files(choices: MeasuredRunOptions) -> None:
+    """Raise an error if a file could not be written after the run, or lacks what belongs to it."""
+    if choices.save is not None and choices.save.suffix != ".npz":
+        raise bad_value("--save", "a name that ends in .npz", choices.save.name)
+    for path in (choices.save, choices.plot):
+        if path is not None:
+            check_writable(path)
+    if choices.model is None and (choices.counters or choices.launches):
+        raise bad_value("--counters and --launches", "--model FILE beside them", "none")
+
+
+@dataclass
+class _RunOutcome:
+    """What follows from a measured run, as far as nothing went wrong."""
+
+    exit_code: int
+    verdict: RunVerdict | None = None  # on the prediction
+    estimate: LaunchEstimate | None = None  # of power, from kernel launches
+    fault: WattcastError | None = None
+
+    def save_samples(
+        self,
+        env: Environment,
+        choices: MeasuredRunOptions,
+        done: MeasuredRun,
+    ) -> None:
+        """Save the samples, in another place where the file cannot be written."""
+        if choices.save is None:
+            return
+        saved_at = write_somewhere(choices.save, done.samples.to_bytes())
+        if saved_at == choices.save:
+            env.say(f"samples saved: {saved_at}")
+            return
+        env.say(f"samples saved: {saved_at}, because {choices.save} could not be written")
+        self.exit_code = self.exit_code or ExitCode.FAILED
+
+    def compare(
+        self,
+        choices: MeasuredRunOptions,
+        done: MeasuredRun,
+        predicted: dict[str, Any],
+        prepared: tuple[SavedModel, CounterBook, Path] | None,
+    ) -> None:
+        """Estimate power from launches, and judge the prediction, where asked for."""
+        from wattcast.measure.run_verdict import compare_with_prediction
+
+        if prepared is not None:
+            from wattcast.cli.measure_bridges import estimate_power
+
+            self.estimate = estimate_power(*prepared, done)
+        if choices.against:
+            self.verdict = compare_with_prediction(
                 done.measurement, predicted, choices.iterations, choices.against
             )
-            if choices.against
-            else None
+
+    def draw(
+        self,
+        choices: MeasuredRunOptions,
+        done: MeasuredRun,
+        predicted: dict[str, Any],
+    ) -> None:
+        """Save a figure of the power over time, where asked for."""
+        from wattcast.measure.run_figure import draw_run_power
+        from wattcast.report.figure_style import save_figure
+
+        if choices.plot is None:
+            return
+        if self.estimate is not None:
+            figure = self.estimate.figure(done)
+        else:
+            figure = draw_run_power(done, predicted["predictions"][0] if predicted else None)
+        save_figure(figure, choices.plot)
+
+    def describe(self, done: MeasuredRun, *, shows_overhead: bool) -> CommandOutput:
+        """Return the measurement and what follows from it, as JSON and as sentences."""
+        plain = done.plain()
+        lines = [done.measurement.sentence]
+        if self.verdict is not None:
+            plain["against"] = self.verdict.plain()
+            lines.append(self.verdict.sentence)
+        if self.estimate is not None:
+            plain["model"] = self.estimate.plain()
+            lines.append(self.estimate.sentence)
+        notes = []
+        if shows_overhead:
+            overhead_percent = 100 * (done.measurement.overhead or 0.0)
+            notes.append(f"the sampler took {overhead_percent:.2f} % of the processors")
+        if done.identity.note:
+            notes.append(done.identity.note)
+        return CommandOutput(
+            plain,
+            "\n".join(lines),
+            notes=notes,
+            exit_code=self.exit_code,
+            fault=self.fault,
         )
-        if choices.plot is not None:
-            drawn = draw_run_power(done, predicted["predictions"][0] if predicted else None)
-            save_figure(from_launches.figure(done) if from_launches else drawn, choices.plot)
-    except WattcastError as error:
-        trouble = error
-    plain = done.plain()
-    lines = [done.measurement.sentence]
-    if verdict:
-        plain["against"] = verdict.plain()
-        lines.append(verdict.sentence)
-    if from_launches:
-        plain["model"] = from_launches.plain()
-        lines.append(from_launches.sentence)
-    took = f"the sampler took {100 * (done.measurement.overhead or 0.0):.2f} % of the processors"
-    notes = [] if choices.json else [took]
-    if done.identity.note:
-        notes.append(done.identity.note)
-    return CommandOutput(
-        plain,
-        "\n".join(lines),
-        notes=notes,
-        exit_code=code,
-        fault=trouble,
-    )
 
 
 def _load_prediction(

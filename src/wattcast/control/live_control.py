@@ -317,13 +317,17 @@ def run_controlled_program(
     saving = "" if task.make_keeper is not None else "No saving is claimed."
     if savings is not None:
         saving = savings.describe(plant.lattice.describe(savings.settings))
-    returned = "the card has" if card.count == 1 else f"all {card.count} cards have"
-    pronoun = "it" if card.count == 1 else "they"
-    say(f"{returned} back what {pronoun} had. {saving}".rstrip())
+    say(f"{_describe_return(card.count)} {saving}".rstrip())
     if task.rows is not None:
         count = write_calibration_rows(plant, task.workload or {}, task.rows)
         say(f"{task.rows}: {count} rows for `wattcast calibrate`.")
     return code
+
+
+def _describe_return(cards: int) -> str:
+    if cards == 1:
+        return "the card has back what it had."
+    return f"all {cards} cards have back what they had."
 
 
 def write_calibration_rows(

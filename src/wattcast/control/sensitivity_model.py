@@ -228,18 +228,24 @@ def read_sensitivity_table(path: Path) -> SensitivityTable:
         form = "columns kernel, time_s, memory_clock and compute_units or core_clock"
         raise bad_value(path.name, form, ", ".join(cells))
     columns = _read_numbers(cells, path.name)
-
-    # Every phase of a kernel is a row of the table.
-    phases = list(zip(cells["kernel"], cells.get("phase", cells["kernel"]), strict=True))
-    masks: dict[tuple[str, str], npt.NDArray[np.bool_]] = {}
-    for phase in dict.fromkeys(phases):
-        masks[phase] = np.array([row_phase == phase for row_phase in phases])
+    masks = _find_phases(cells)
     by_knob = {knob: _measure_knob(columns, knobs, knob, masks) for knob in knobs}
     means = {}
     for name, column in with_intensity(_list_counters(columns, knobs)).items():
         means[name] = np.array([column[mask].mean() for mask in masks.values()])
     kernels = tuple(kernel for kernel, _ in masks)
     return SensitivityTable(kernels, means, combine_knobs(by_knob))
+
+
+def _find_phases(
+    cells: Mapping[str, Sequence[str]],
+) -> dict[tuple[str, str], npt.NDArray[np.bool_]]:
+    """Return which rows are of each phase of a kernel; a phase is a row of the table."""
+    phases = list(zip(cells["kernel"], cells.get("phase", cells["kernel"]), strict=True))
+    masks = {}
+    for phase in dict.fromkeys(phases):
+        masks[phase] = np.array([row_phase == phase for row_phase in phases])
+    return masks
 
 
 def _read_numbers(cells: Mapping[str, Sequence[str]], where: str) -> dict[str, Array]:

@@ -21,7 +21,7 @@ simulated again at its share of the rate. One GPU holds one workload.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import (
     dataclass,
     fields,
@@ -622,7 +622,6 @@ def _make_assignment(
     np.subtract.at(unused, program.kind, solution.replicas * program.gpus)
     unused_w = float(unused @ program.lowest_w)
     peak_w = float(solution.replicas @ program.busy_w + unused_w) * fleet.pue
-
     idle_gpus = {}
     for (gpu, _), count in zip(fleet.gpus, unused, strict=True):
         idle_gpus[gpu.name] = round(count)
@@ -632,11 +631,6 @@ def _make_assignment(
         rates = {"asked_per_s": demand.rate_per_s, "served_per_s": float(per_s)}
         served.append({"workload": demand.name, **rates})
         factors.append(float(per_s / demand.rate_per_s))
-    limits = []
-    if peak_w > _REACHED * fleet.power_w:
-        limits.append("power")
-    if not any(idle_gpus.values()):
-        limits.append("GPUs")
     return FleetAssignment(
         aim,
         rows,
@@ -645,9 +639,23 @@ def _make_assignment(
         peak_w,
         idle_gpus,
         min(factors),
-        " and ".join(limits) or "neither power nor GPUs",
+        _name_limits(fleet, peak_w, idle_gpus),
         (*notes, *_list_notes(fleet)),
     )
+
+
+def _name_limits(
+    fleet: Fleet,
+    peak_w: float,
+    idle_gpus: Mapping[str, int],
+) -> str:
+    """Say what keeps the fleet from serving more: its power, its GPUs, both or neither."""
+    limits = []
+    if peak_w > _REACHED * fleet.power_w:
+        limits.append("power")
+    if not any(idle_gpus.values()):
+        limits.append("GPUs")
+    return " and ".join(limits) or "neither power nor GPUs"
 
 
 def _describe_use(

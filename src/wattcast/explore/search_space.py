@@ -381,7 +381,16 @@ def _parse_axis(
             raise bad_value(where, "whole numbers", text)
     if not (values > 0).all() and field.name != "temperature":
         raise bad_value(where, "numbers above zero", text)
-    # Settings stay within what the card can be set to; a design may be anything.
+    _check_range(values, field, gpu)
+    return SpaceAxis(field, values, continuous)
+
+
+def _check_range(
+    values: Array,
+    field: VariedField,
+    gpu: Gpu,
+) -> None:
+    """Raise an error for settings that the card cannot have; a design may be anything."""
     ranges = {
         "sparsity": (1.0, 2.0),
         "clock": (float(gpu.clocks.min_hz or 1.0), float(gpu.clocks.max_hz)),
@@ -394,8 +403,8 @@ def _parse_axis(
         do = ""
         if field.name == "clock":
             do = f"Vary clocks.max for another chip than the {gpu.name}."
-        raise bad_value(where, f"values from {span}", units.show(float(worst), field.unit), do)
-    return SpaceAxis(field, values, continuous)
+        value = units.show(float(worst), field.unit)
+        raise bad_value(f"vary {field.name}", f"values from {span}", value, do)
 
 
 def _parse_choices(

@@ -85,6 +85,17 @@ class Candidates(NamedTuple):
     split: Mask  # of K over blocks
 
 
+class _TiledProducts(NamedTuple):
+    """What the tiles of each candidate take for each product, ``(row, candidate)``."""
+
+    covered_n: Array  # outputs, those of partly filled tiles included
+    covered_m: Array  # tokens, likewise
+    tiles: Array
+    waves: Array
+    compute_cycles: Array
+    load_cycles: Array
+
+
 def candidate_terms(
     sizes: ProductSizes,
     candidates: Candidates,
@@ -96,12 +107,46 @@ def candidate_terms(
     are padding, waves and how full they are, shapes alike, and what a split of K would be worth.
     Terms may be off by what all candidates of a product share, which changes no choice.
     """
+    _, tile_n, tile_m, split = candidates
+    _, m, n, k = (size[:, np.newaxis] for size in sizes)
+    tiled = _tile_products(sizes, candidates, sm_count)
+    whole_waves = np.ceil(tiled.waves)
+    log_waves = np.log(tiled.waves)
+    log_tiles = np.log(tiled.tiles)
+
+    terms = np.empty((_TERMS, *tiled.tiles.shape))
+    busy_cycles = np.maximum(tiled.compute_cycles, tiled.load_cycles)
+    np.log(busy_cycles + split * TILES.reduce_cycles, out=terms[0])
+    np.log(tiled.covered_n, out=terms[1])
+    np.log(tiled.covered_m, out=terms[2])
+    np.subtract(np.log(whole_waves), log_waves, out=terms[3])
+    np.maximum(log_waves, np.zeros(len(tile_n)), out=terms[5])
+    np.subtract(terms[5], log_waves, out=terms[4])
+    np.log(tiled.compute_cycles, out=terms[6])
+    np.add(log_tiles, np.log(tile_n + tile_m), out=terms[7])
+    np.abs(_log_side_ratio(m, n) + np.log(tile_m / tile_n), out=terms[8])
+    terms[9] = tiled.covered_n == n
+    terms[10] = tiled.covered_m == m
+    terms[11] = whole_waves <= 1
+    terms[12] = whole_waves <= 2
+    terms[13] = np.maximum(m, 8.0) <= tile_m
+    np.multiply(split, np.log(k), out=terms[14])
+    np.multiply(split, log_tiles, out=terms[15])
+    terms[16] = split & (tiled.tiles <= sm_count / 2.0)
+    return terms
+
+
+def _tile_products(
+    sizes: ProductSizes,
+    candidates: Candidates,
+    sm_count: float,
+) -> _TiledProducts:
+    """Cut each product into the tiles of each candidate, and count waves and cycles."""
     kind, tile_n, tile_m, split = candidates
     b, m, n, k = (size[:, np.newaxis] for size in sizes)
 
     # What a tile costs, ``(candidate,)``
     area = tile_n * tile_m
-    sides = tile_n + tile_m
     slots = tiles_per_sm(kind == "hopper", area)
     fed_flop_per_cycle = _FLOP_PER_CYCLE * feed_share(area / STANDARD_SIDE**2)
     step_cycles = np.maximum(2.0 * area * STEP_K / fed_flop_per_cycle, TILES.step_cycles)
@@ -112,32 +157,14 @@ def candidate_terms(
     tiles = b * across * down
     parts = np.maximum(np.floor(split * sm_count * slots / tiles), 1.0 + split)
     waves = tiles * parts / (sm_count * slots)
-    whole_waves = np.ceil(waves)
-    compute_cycles = whole_waves * np.ceil(k / STEP_K / parts) * (slots * step_cycles)
-    load_cycles = tiles * (sides / CHOICE.loads_per_cycle) * k
-    log_waves = np.log(waves)
-    log_tiles = np.log(tiles)
-
-    terms = np.empty((_TERMS, *tiles.shape))
-    busy_cycles = np.maximum(compute_cycles, load_cycles)
-    np.log(busy_cycles + split * TILES.reduce_cycles, out=terms[0])
-    np.log(across * tile_n, out=terms[1])
-    np.log(down * tile_m, out=terms[2])
-    np.subtract(np.log(whole_waves), log_waves, out=terms[3])
-    np.maximum(log_waves, np.zeros(len(area)), out=terms[5])
-    np.subtract(terms[5], log_waves, out=terms[4])
-    np.log(compute_cycles, out=terms[6])
-    np.add(log_tiles, np.log(sides), out=terms[7])
-    np.abs(_log_side_ratio(m, n) + np.log(tile_m / tile_n), out=terms[8])
-    terms[9] = across * tile_n == n
-    terms[10] = down * tile_m == m
-    terms[11] = whole_waves <= 1
-    terms[12] = whole_waves <= 2
-    terms[13] = np.maximum(m, 8.0) <= tile_m
-    np.multiply(split, np.log(k), out=terms[14])
-    np.multiply(split, log_tiles, out=terms[15])
-    terms[16] = split & (tiles <= sm_count / 2.0)
-    return terms
+    return _TiledProducts(
+        covered_n=across * tile_n,
+        covered_m=down * tile_m,
+        tiles=tiles,
+        waves=waves,
+        compute_cycles=np.ceil(waves) * np.ceil(k / STEP_K / parts) * (slots * step_cycles),
+        load_cycles=tiles * ((tile_n + tile_m) / CHOICE.loads_per_cycle) * k,
+    )
 
 
 def _log_side_ratio(m: Array, n: Array) -> Array:

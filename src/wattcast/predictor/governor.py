@@ -422,15 +422,7 @@ def _search_clock(
         low_hz = np.where(is_over, low_hz, point_hz)
         high_hz = np.where(is_over, point_hz, high_hz)
 
-        # the zero of the line through this point and the last one
-        rise_w = excess_w - last_excess_w
-        step_hz = np.divide(
-            excess_w * (point_hz - last_hz),
-            rise_w,
-            out=np.full(rise_w.shape, np.inf),
-            where=rise_w != 0,
-        )
-        secant_hz = point_hz - step_hz
+        secant_hz = _secant_zero_hz(point_hz, excess_w, last_hz, last_excess_w)
         is_inside = (low_hz <= secant_hz) & (secant_hz <= high_hz)
         nothing_below = (secant_hz < low_hz) & (low_hz == least_hz)
         fallback_hz = np.where(nothing_below, least_hz, 0.5 * (low_hz + high_hz))
@@ -440,3 +432,23 @@ def _search_clock(
         following_hz = np.where(is_inside, secant_hz, fallback_hz)
         point_hz = np.where(is_done, point_hz, following_hz)
     return run, uncapped | (excess_w <= _CLOSE * limit_w) | (point_hz > least_hz)
+
+
+def _secant_zero_hz(
+    point_hz: Array,
+    excess_w: Array,
+    last_hz: Array,
+    last_excess_w: Array,
+) -> Array:
+    """Return where the line through the last two points of power over clock meets the limit.
+
+    A level line meets it nowhere: the result is minus infinity.
+    """
+    rise_w = excess_w - last_excess_w
+    step_hz = np.divide(
+        excess_w * (point_hz - last_hz),
+        rise_w,
+        out=np.full(rise_w.shape, np.inf),
+        where=rise_w != 0,
+    )
+    return np.asarray(point_hz - step_hz)

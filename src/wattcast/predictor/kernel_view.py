@@ -24,7 +24,7 @@ from wattcast.kernels.families.product_shapes import collect_shapes
 from wattcast.kernels.families.product_tiles import count_label
 from wattcast.kernels.kernel_labels import KernelLabel
 from wattcast.power.activity import Activity, ActivitySource
-from wattcast.power.power_model import interval_energy_j
+from wattcast.power.power_model import Power, interval_energy_j
 from wattcast.predictor.kernel_phases import find_scale
 from wattcast.predictor.pipeline import BUSY_EVENT
 from wattcast.predictor.prediction_basis import PredictionBasis
@@ -141,20 +141,9 @@ def _view_phases(
     cycles = np.array([_take_number(phase.cycles) for phase in phases])
     off_chip_s = np.array([_take_number(phase.seconds) for phase in phases])
     phase_s = np.maximum(cycles / effective_hz, off_chip_s)
-    events = _divide_events(basis, row, phases)
-    is_working = np.array([phase.name not in ("fixed", "start") for phase in phases])
     waiting_s = np.where(cycles > 0, np.maximum(off_chip_s - cycles / effective_hz, 0.0), 0.0)
     working_s = phase_s - (1.0 - timeline.waiting_sm) * waiting_s
-    busy = np.where(is_working, working_s, 0.0) * effective_hz * timeline.active[row]
-    value = np.concatenate([events, busy[:, np.newaxis]], axis=1) * timeline.energy_factor[row]
-    activity = Activity(
-        duration_s=phase_s,
-        value=value,
-        events=(*timeline.events, BUSY_EVENT),
-        at=_set_point(basis.at),
-        source=ActivitySource.PREDICTED,
-    )
-    power = basis.bundle.power.power(activity)
+    power = _phase_power(basis, row, phases, phase_s, working_s * effective_hz)
     joules = interval_energy_j(power, phase_s)
     resources = _name_resources(basis, row, effective_hz)
     views = []
@@ -179,6 +168,32 @@ def _view_phases(
             )
         )
     return tuple(views)
+
+
+def _phase_power(
+    basis: PredictionBasis,
+    row: int,
+    phases: list[KernelPhase],
+    phase_s: Array,
+    working_cycles: Array,
+) -> Power:
+    """Return the power of each phase of a kernel, by part of the GPU.
+
+    SMs work in all phases but those before the first instruction.
+    """
+    timeline = basis.timeline
+    events = _divide_events(basis, row, phases)
+    is_working = np.array([phase.name not in ("fixed", "start") for phase in phases])
+    busy_cycles = np.where(is_working, working_cycles, 0.0) * timeline.active[row]
+    counts = np.concatenate([events, busy_cycles[:, np.newaxis]], axis=1)
+    activity = Activity(
+        duration_s=phase_s,
+        value=counts * timeline.energy_factor[row],
+        events=(*timeline.events, BUSY_EVENT),
+        at=_set_point(basis.at),
+        source=ActivitySource.PREDICTED,
+    )
+    return basis.bundle.power.power(activity)
 
 
 def _set_point(at: OperatingPoint) -> OperatingPoint:

@@ -171,11 +171,19 @@ def _find_sizes_outside(
 
     outside = []
     for column, size in zip(columns.tolist(), furthest.tolist(), strict=True):
-        least, most = seen.sizes[names[size]]
-        description = (
-            f"{names[size].removeprefix('log_')} of {show_plain(2.0 ** values[size, column], 3)}, "
-            f"measured from {show_plain(2**least, 3)} to {show_plain(2**most, 3)}"
-        )
+        description = _describe_size(names[size], values[size, column], seen)
         row = int(rows[column])
         outside.append(_SizeOutside(row, float(octaves[size, column]), description))
     return outside
+
+
+def _describe_size(
+    name: str,
+    log_size: float,
+    seen: MeasuredRange,
+) -> str:
+    """Say how large a size is, of which the log to base 2 is given, and what was measured."""
+    least, most = seen.sizes[name]
+    size = show_plain(2.0**log_size, 3)
+    measured = f"measured from {show_plain(2**least, 3)} to {show_plain(2**most, 3)}"
+    return f"{name.removeprefix('log_')} of {size}, {measured}"

@@ -84,6 +84,99 @@ class CombinedHall:
         return np.diff(np.append(self.grid_begin_s, end_s))
 
 
+@dataclass
+class _HallSums:
+    """What the rows of a hall add up to, filled row by row."""
+
+    work: HallWork
+    rack_j: Array  # (rack, bin)
+    row_j: Array  # (row, bin)
+    group_j: Array  # (group, bin)
+    gpu_j: Array  # (bin,)
+    counts: npt.NDArray[np.int64]  # (cards or nodes, bin of the histogram)
+    capped_racks: Array  # (group, second)
+    uncapped_row_j: Array  # (row, bin)
+    uncapped_rack_j: list[Array]  # where racks are capped
+    card_peaks_w: float = 0.0
+    node_peaks_w: float = 0.0
+    racks: int = 0  # added so far
+
+    @classmethod
+    def start(cls, work: HallWork) -> _HallSums:
+        """Return the sums of no row yet."""
+        racks = sum(racks for _, _, racks in work.rows)
+        return cls(
+            work=work,
+            rack_j=np.zeros((racks, work.bins)),
+            row_j=np.zeros((work.part_count, work.bins)),
+            group_j=np.zeros((len(work.groups), work.bins)),
+            gpu_j=np.zeros(work.bins),
+            counts=np.zeros((2, HISTOGRAM_BINS), dtype=np.int64),
+            capped_racks=np.zeros((len(work.groups), work.seconds)),
+            uncapped_row_j=np.zeros((work.part_count, work.bins)),
+            uncapped_rack_j=[],
+        )
+
+    def add_row(
+        self,
+        index: int,
+        part: PartSeries,
+        hall_mask: Mask | None,
+    ) -> None:
+        """Add a row of racks, each capped where the plan says."""
+        work = self.work
+        mask = _part_mask(work, part, hall_mask)
+        drawn_j = _apply_mask(work, part, mask)
+        end = self.racks + len(part.rack_j)
+        self.rack_j[self.racks : end] = drawn_j
+        self.racks = end
+        self.row_j[index] = drawn_j.sum(axis=0)
+        self.uncapped_row_j[index] = part.rack_j.sum(axis=0)
+        if work.plan.cap is not None and work.plan.cap.level == "rack":
+            self.uncapped_rack_j += list(part.rack_j)
+
+        group = work.rows[index][0]
+        self.group_j[group] += self.row_j[index]
+        self.gpu_j += part.gpu_j
+        if mask is not None:
+            self.capped_racks[group] += mask.sum(axis=0)
+        self.counts += np.stack([part.card_counts, part.node_counts])
+        self.card_peaks_w += part.card_peaks_w
+        self.node_peaks_w += part.node_peaks_w
+
+    @property
+    def hall_j(self) -> Array:
+        """Joules of the hall in each bin."""
+        return np.asarray(self.row_j.sum(axis=0))
+
+    @property
+    def peak_sums_w(self) -> dict[str, float]:
+        """The peaks of all cards, nodes, racks and rows, each added up, and that of the hall."""
+        return {
+            "card": self.card_peaks_w,
+            "node": self.node_peaks_w,
+            "rack": float(self.rack_j.max(axis=-1).sum()) / self.work.bin_s,
+            "row": float(self.row_j.max(axis=-1).sum()) / self.work.bin_s,
+            "hall": float(self.hall_j.max()) / self.work.bin_s,
+        }
+
+    def describe_cap(self) -> CapFigures | None:
+        """Return what the cap took away at its level, if there is one."""
+        if self.work.plan.cap is None:
+            return None
+        level = self.work.plan.cap.level
+        if level == "rack":
+            usual_j = self.uncapped_rack_j
+            drawn_j = list(self.rack_j)
+        elif level == "row":
+            usual_j = list(self.uncapped_row_j)
+            drawn_j = list(self.row_j)
+        else:
+            usual_j = [self.uncapped_row_j.sum(axis=0)]
+            drawn_j = [self.hall_j]
+        return describe_cap(self.work, usual_j, drawn_j, self.capped_racks)
+
+
 def combine_parts(
     work: HallWork,
     grid_s: float,
@@ -91,75 +184,25 @@ def combine_parts(
 ) -> CombinedHall:
     """Return the hall of all rows; ``read`` returns a row by its number."""
     hall_mask = _hall_mask(work, read)
-    racks = sum(racks for _, _, racks in work.rows)
-    rack_j = np.zeros((racks, work.bins))
-    row_j = np.zeros((work.part_count, work.bins))
-    group_j = np.zeros((len(work.groups), work.bins))
-    gpu_j = np.zeros(work.bins)
-    counts = np.zeros((2, HISTOGRAM_BINS), dtype=np.int64)
-    card_peaks_w = 0.0
-    node_peaks_w = 0.0
-    capped_racks = np.zeros((len(work.groups), work.seconds))
-    uncapped_row_j = np.zeros_like(row_j)
-    uncapped_rack_j = [np.zeros(0)]
-    first = 0
+    sums = _HallSums.start(work)
     for index in range(work.part_count):
-        part = read(index)
-        count = len(part.rack_j)
-        mask = _part_mask(work, part, hall_mask)
-        drawn_j = _apply_mask(work, part, mask)
-        rack_j[first : first + count] = drawn_j
-        row_j[index] = drawn_j.sum(axis=0)
-        uncapped_row_j[index] = part.rack_j.sum(axis=0)
-        if work.plan.cap is not None and work.plan.cap.level == "rack":
-            uncapped_rack_j += list(part.rack_j)
-        place = work.rows[index][0]
-        group_j[place] += row_j[index]
-        gpu_j += part.gpu_j
-        if mask is not None:
-            capped_racks[place] += mask.sum(axis=0)
-        counts += np.stack([part.card_counts, part.node_counts])
-        card_peaks_w += part.card_peaks_w
-        node_peaks_w += part.node_peaks_w
-        first += count
-    hall_j = row_j.sum(axis=0)
-    peak_sums_w = {
-        "card": card_peaks_w,
-        "node": node_peaks_w,
-        "rack": float(rack_j.max(axis=-1).sum()) / work.bin_s,
-        "row": float(row_j.max(axis=-1).sum()) / work.bin_s,
-        "hall": float(hall_j.max()) / work.bin_s,
-    }
-    cap = None
-    if work.plan.cap is not None:
-        drawn = {
-            "rack": rack_j,
-            "row": row_j,
-            "hall": hall_j[np.newaxis],
-        }
-        usual = {
-            "rack": uncapped_rack_j[1:],
-            "row": uncapped_row_j,
-            "hall": uncapped_row_j.sum(axis=0)[np.newaxis],
-        }
-        level = work.plan.cap.level
-        cap = describe_cap(work, list(usual[level]), list(drawn[level]), capped_racks)
+        sums.add_row(index, read(index), hall_mask)
     return CombinedHall(
         work=work,
         grid_s=grid_s,
-        rack_j=rack_j,
-        row_j=row_j,
-        group_j=group_j,
-        gpu_j=gpu_j,
-        card_counts=counts[0],
-        node_counts=counts[1],
-        peak_sums_w=peak_sums_w,
-        racks=_compare_racks(work, rack_j),
-        cap=cap,
+        rack_j=sums.rack_j,
+        row_j=sums.row_j,
+        group_j=sums.group_j,
+        gpu_j=sums.gpu_j,
+        card_counts=sums.counts[0],
+        node_counts=sums.counts[1],
+        peak_sums_w=sums.peak_sums_w,
+        racks=_compare_racks(work, sums.rack_j),
+        cap=sums.describe_cap(),
         levels={
-            "rack": describe_level(list(rack_j), work.bin_s),
-            "row": describe_level(list(row_j), work.bin_s),
-            "hall": describe_level([hall_j], work.bin_s),
+            "rack": describe_level(list(sums.rack_j), work.bin_s),
+            "row": describe_level(list(sums.row_j), work.bin_s),
+            "hall": describe_level([sums.hall_j], work.bin_s),
         },
     )
 

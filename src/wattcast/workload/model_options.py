@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from wattcast.core import (
@@ -248,56 +248,85 @@ def check_engine_features(model: ModelSpec, options: ModelOptions) -> None:
 
 def check_parallelism(model: ModelSpec, options: ModelOptions) -> None:
     """Check that GPUs share heads, widths and experts evenly, and that each stage has a layer."""
-    dims: Any = model.dims
+    rules = [
+        *_list_tensor_rules(model, options),
+        *_list_expert_rules(model, options),
+        *_list_context_rules(model, options),
+        *_list_stage_rules(model, options),
+    ]
+    for rule in rules:
+        if rule.is_broken:
+            value = getattr(options, rule.option)
+            raise bad_value(f"{model.name}: {rule.option}", rule.expected, value, rule.remedy)
+
+
+@dataclass(frozen=True)
+class _SharingRule:
+    """What the number of GPUs that share something has to be."""
+
+    option: str
+    is_broken: bool
+    expected: str
+    remedy: str = ""
+
+
+def _list_tensor_rules(model: ModelSpec, options: ModelOptions) -> list[_SharingRule]:
+    """GPUs share the heads and the widths of every layer evenly."""
     tp = options.tp
-    pp = options.pp
-    dp = options.dp
-    ep = options.ep
-    cp = options.cp
+    dims: Any = model.dims
+    if model.kind is ModelKind.VISION:
+        return [_SharingRule("tp", tp > 1, "1 for a vision model")]
+    rules = []
+    for width in ("heads", "intermediate", "expert_intermediate", "shared_intermediate"):
+        size = getattr(dims, width, 0)
+        rules.append(_SharingRule("tp", size % tp != 0, f"a divisor of {width}={size}"))
     kv_heads = getattr(dims, "kv_heads", tp)
-    experts = getattr(dims, "experts", 0)
-    layers = getattr(dims, "layers", getattr(dims, "decoder_layers", 1))
-    training = options.phase is WorkloadPhase.TRAIN
-    served = options.stack is SoftwareStack.ENGINE
-    by_engine = (
-        served and model.kind is ModelKind.LANGUAGE and hasattr(dims, "kv_heads") and not training
+    is_uneven = kv_heads % tp != 0 and tp % kv_heads != 0
+    rules.append(
+        _SharingRule("tp", is_uneven, f"a divisor or multiple of kv_heads={kv_heads}"),
     )
-    shared = ("heads", "intermediate", "expert_intermediate", "shared_intermediate")
-    widths = {of: getattr(dims, of, 0) for of in shared if model.kind is not ModelKind.VISION}
-    whole = f"a divisor of tp={tp}, or a multiple of it that divides tp * dp = {tp * dp}"
+    return rules
+
+
+def _list_expert_rules(model: ModelSpec, options: ModelOptions) -> list[_SharingRule]:
+    """GPUs that share the experts are part of a tensor-parallel group, or several whole ones."""
+    tp = options.tp
+    ep = options.ep
+    experts = getattr(model.dims, "experts", 0)
+    all_gpus = tp * options.dp
+    is_training = options.phase is WorkloadPhase.TRAIN
+    is_uneven = (tp % ep != 0 and ep % tp != 0) or all_gpus % ep != 0
+    groups = f"a divisor of tp={tp}, or a multiple of it that divides tp * dp = {all_gpus}"
+    remedy = "Set --tp or --dp to the GPUs that share the experts."
+    return [
+        _SharingRule("ep", ep > 1 and not experts, "1 for a model without experts"),
+        _SharingRule("ep", ep > 1 and is_training, "1 in training", "Use --tp."),
+        _SharingRule("ep", experts % ep != 0, f"a divisor of its {experts} experts"),
+        _SharingRule("ep", is_uneven, groups, remedy),
+    ]
+
+
+def _list_context_rules(model: ModelSpec, options: ModelOptions) -> list[_SharingRule]:
+    """GPUs share a sequence only where vLLM can split keys and values by token."""
+    cp = options.cp
+    has_heads = model.kind is ModelKind.LANGUAGE and hasattr(model.dims, "kv_heads")
+    is_served = options.stack is SoftwareStack.ENGINE and options.phase is not WorkloadPhase.TRAIN
     alone = (
         "1 but for language models with keys and values of heads, served by an engine "
         "(--stack engine)"
     )
-    for name, is_wrong, wanted, do in (
-        ("tp", tp > 1 and model.kind is ModelKind.VISION, "1 for a vision model", ""),
-        *(("tp", size % tp, f"a divisor of {of}={size}", "") for of, size in widths.items()),
-        (
-            "tp",
-            kv_heads % tp and tp % kv_heads,
-            f"a divisor or multiple of kv_heads={kv_heads}",
-            "",
-        ),
-        ("ep", ep > 1 and not experts, "1 for a model without experts", ""),
-        ("ep", ep > 1 and training, "1 in training", "Use --tp."),
-        ("ep", experts % ep, f"a divisor of its {experts} experts", ""),
-        (
-            "ep",
-            (tp % ep and ep % tp) or tp * dp % ep,
-            whole,
-            "Set --tp or --dp to the GPUs that share the experts.",
-        ),
-        ("cp", cp > 1 and not by_engine, alone, ""),
-        (
-            "cp",
-            cp > 1 and (options.seq or 1) < cp,
-            f"at most as many GPUs as tokens (seq {options.seq})",
-            "",
-        ),
-        ("pp", pp > layers, f"at most as many stages as layers ({layers})", ""),
-    ):
-        if is_wrong:
-            raise bad_value(f"{model.name}: {name}", wanted, getattr(options, name), do)
+    too_few = cp > 1 and (options.seq or 1) < cp
+    return [
+        _SharingRule("cp", cp > 1 and not (has_heads and is_served), alone),
+        _SharingRule("cp", too_few, f"at most as many GPUs as tokens (seq {options.seq})"),
+    ]
+
+
+def _list_stage_rules(model: ModelSpec, options: ModelOptions) -> list[_SharingRule]:
+    """Every pipeline stage has a layer."""
+    layers = getattr(model.dims, "layers", getattr(model.dims, "decoder_layers", 1))
+    expected = f"at most as many stages as layers ({layers})"
+    return [_SharingRule("pp", options.pp > layers, expected)]
 
 
 def describe_assumptions(model: ModelSpec, options: ModelOptions) -> list[str]:

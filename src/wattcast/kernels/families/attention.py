@@ -203,41 +203,8 @@ def attention_work(
     is_flash = conditions.flash | sizes.is_padded
     is_cold = conditions.cold | (is_decode & ~conditions.warm)
     blocks = _cut_blocks(sizes, is_flash, reference.sm_count)
-    is_cut = blocks.parts > 1
-
-    # Arithmetic: padded queries, whole blocks of keys, products and exponentials
-    products = sizes.batch * sizes.heads * sizes.queries * sizes.keys * sizes.visible_share
-    product_dims = sizes.flop / np.maximum(2.0 * products, 1.0)
-    padded_queries = np.where(is_decode & (~is_flash | is_cut), _DECODE_ROWS, _BLOCK_QUERIES)
-    score_flop = 2.0 * (product_dims + _score_dims(sizes))
-    block_scores = padded_queries * blocks.keys * _BLOCK_KEYS * blocks.met_share
-
-    # Steps: FlashAttention's blocks of decode are equally long, so that its last wave is whole.
-    rounds = np.maximum(blocks.units / (blocks.slots * reference.sm_count), 1.0)
-    whole_rounds = np.where(is_decode & is_flash, np.ceil(rounds) / rounds, 1.0)
-
-    # Bytes: prompts load keys for each block of queries
-    prompt_keys = blocks.units * blocks.keys * _BLOCK_KEYS * blocks.met_share
-    prompt_byte = prompt_keys * 2.0 * sizes.head_dim * sizes.width + sizes.read_byte
-    load_byte = np.where(is_decode, sizes.read_byte, prompt_byte)
-    resident = resident_share(sizes.read_byte + sizes.write_byte, reference.l2_byte)
-    missing = np.where(is_cold, 1.0, 1.0 - resident)
-
-    launches = np.where(sizes.is_backward, _BACKWARD_LAUNCHES, 1.0 + (is_decode & is_cut))
-    launches += sizes.is_backward * sizes.shares_keys * _HEAD_LAUNCHES
-    launches += sizes.is_padded * _PAD_LAUNCHES
-    work = {
-        "units": blocks.units,
-        "unit_flop": score_flop * block_scores,
-        "steps": blocks.keys * np.where(is_decode, 1.0, blocks.met_share) * whole_rounds,
-        "launches": launches,
-        "between_byte": _between_byte(sizes),
-        "l2_byte": load_byte + sizes.write_byte,
-        "shared_byte": load_byte * _count_crossings(sizes, is_flash),
-        "slots": blocks.slots,
-        "dram_read_byte": sizes.read_byte * missing,
-        "dram_write_byte": sizes.write_byte * missing,
-    }
+    work = _count_steps(sizes, blocks, is_flash, reference)
+    work |= _count_traffic(sizes, blocks, is_flash, is_cold, reference)
     logs = {
         "log_batch": sizes.batch,
         "log_heads": sizes.heads,
@@ -259,6 +226,59 @@ def attention_work(
         "split_heads": conditions.split_heads.astype(np.float64),
     }
     return FamilyColumns(_name_families(sizes, is_flash), work, plain, logs, {})
+
+
+def _count_steps(
+    sizes: _Sizes,
+    blocks: _Blocks,
+    is_flash: Mask,
+    reference: ReferenceChip,
+) -> dict[str, Array]:
+    """Return the columns of arithmetic: padded queries, whole blocks of keys, exponentials."""
+    is_decode = sizes.is_decode
+    is_cut = blocks.parts > 1
+    products = sizes.batch * sizes.heads * sizes.queries * sizes.keys * sizes.visible_share
+    product_dims = sizes.flop / np.maximum(2.0 * products, 1.0)
+    padded_queries = np.where(is_decode & (~is_flash | is_cut), _DECODE_ROWS, _BLOCK_QUERIES)
+    score_flop = 2.0 * (product_dims + _score_dims(sizes))
+    block_scores = padded_queries * blocks.keys * _BLOCK_KEYS * blocks.met_share
+
+    # FlashAttention's blocks of decode are equally long, so that its last wave is whole
+    rounds = np.maximum(blocks.units / (blocks.slots * reference.sm_count), 1.0)
+    whole_rounds = np.where(is_decode & is_flash, np.ceil(rounds) / rounds, 1.0)
+
+    launches = np.where(sizes.is_backward, _BACKWARD_LAUNCHES, 1.0 + (is_decode & is_cut))
+    launches += sizes.is_backward * sizes.shares_keys * _HEAD_LAUNCHES
+    launches += sizes.is_padded * _PAD_LAUNCHES
+    return {
+        "units": blocks.units,
+        "unit_flop": score_flop * block_scores,
+        "steps": blocks.keys * np.where(is_decode, 1.0, blocks.met_share) * whole_rounds,
+        "launches": launches,
+        "slots": blocks.slots,
+    }
+
+
+def _count_traffic(
+    sizes: _Sizes,
+    blocks: _Blocks,
+    is_flash: Mask,
+    is_cold: Mask,
+    reference: ReferenceChip,
+) -> dict[str, Array]:
+    """Return the columns of bytes; prompts load keys for each block of queries."""
+    prompt_keys = blocks.units * blocks.keys * _BLOCK_KEYS * blocks.met_share
+    prompt_byte = prompt_keys * 2.0 * sizes.head_dim * sizes.width + sizes.read_byte
+    load_byte = np.where(sizes.is_decode, sizes.read_byte, prompt_byte)
+    resident = resident_share(sizes.read_byte + sizes.write_byte, reference.l2_byte)
+    missing = np.where(is_cold, 1.0, 1.0 - resident)
+    return {
+        "between_byte": _between_byte(sizes),
+        "l2_byte": load_byte + sizes.write_byte,
+        "shared_byte": load_byte * _count_crossings(sizes, is_flash),
+        "dram_read_byte": sizes.read_byte * missing,
+        "dram_write_byte": sizes.write_byte * missing,
+    }
 
 
 _read_columns: Callable[[Attention], tuple[float, ...]] = attrgetter(

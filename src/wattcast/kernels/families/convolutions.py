@@ -6,7 +6,7 @@ channels innermost, CUDA-core kernels channels outermost: other layouts are turn
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
@@ -18,6 +18,7 @@ from wattcast.core import Dtype
 from wattcast.core.arrays import (
     Array,
     CodedColumn,
+    Mask,
     index_distinct,
 )
 from wattcast.kernels.families import KernelMapping, register_kernels
@@ -107,15 +108,43 @@ def convolution_work(
     picks = _pick_kernels(ops, conditions, shapes, rate, reference)
     padded_k = _pad_taps(shapes, picks)
     groups, product_m, product_n, product_k = shapes.product
-    product = (groups, product_m, product_n, padded_k)
-    tile = tile_columns(product, shapes.width, shapes.width, rate, picks, reference)
+    tile = tile_columns(
+        (groups, product_m, product_n, padded_k),
+        shapes.width,
+        shapes.width,
+        rate,
+        picks,
+        reference,
+    )
     layouts = _choose_layouts(shapes, picks)
 
     untouched_byte = shapes.image_byte * (1.0 - shapes.touched_share) * (shapes.dgrad == 0)
     read_byte = shapes.read_byte - untouched_byte
+    work = _count_work(shapes, tile, layouts, read_byte, reference)
+    depthwise_kinds = _name_depthwise(ops, shapes)
+    work = _with_depthwise(work, ops, depthwise_kinds, read_byte + shapes.write_byte)
+
+    has_groups = [op.groups > 1 for op in ops]
+    forms = zip(has_groups, depthwise_kinds, strict=True)
+    form_of_row = CodedColumn(*index_distinct(forms))
+    families, likelihoods = blend_families(_kernel_family, form_of_row, picks)
+    plain, logs, aligned = _describe_rows(shapes, tile, layouts, reference)
+    plain["tap_padding"] = padded_k[:, 0] / product_k * (1.0 - shapes.depthwise)
+    plain |= likelihoods
+    return FamilyColumns(families, work, plain, logs, aligned)
+
+
+def _count_work(
+    shapes: ConvolutionShapes,
+    tile: Mapping[str, Array],
+    layouts: _Layouts,
+    read_byte: Array,
+    reference: ReferenceChip,
+) -> dict[str, Array]:
+    """Return the work columns of products and of the kernels that lay their operands out."""
     write_byte = shapes.write_byte
     resident = resident_share(read_byte + write_byte + layouts.byte, reference.l2_byte)
-    work = {
+    return {
         "units": tile["units"],
         "unit_flop": tile["unit_flop"],
         "steps": tile["steps"],
@@ -129,16 +158,6 @@ def convolution_work(
         "dram_write_byte": write_byte * (1.0 - resident),
         "slots": tile["slots"],
     }
-    depthwise_kinds = _name_depthwise(ops, shapes)
-    work = _with_depthwise(work, ops, depthwise_kinds, read_byte + write_byte)
-
-    forms = zip((op.groups > 1 for op in ops), depthwise_kinds, strict=True)
-    form_of_row = CodedColumn(*index_distinct(forms))
-    families, likelihoods = blend_families(_kernel_family, form_of_row, picks)
-    tap_padding = padded_k[:, 0] / product_k * (1.0 - shapes.depthwise)
-    plain, logs, aligned = _describe_rows(shapes, tile, layouts, reference)
-    plain |= {"tap_padding": tap_padding} | likelihoods
-    return FamilyColumns(families, work, plain, logs, aligned)
 
 
 def _pad_taps(shapes: ConvolutionShapes, picks: KernelPicks) -> Array:
@@ -166,18 +185,11 @@ def _choose_layouts(shapes: ConvolutionShapes, picks: KernelPicks) -> _Layouts:
     padded_out = pads * (shapes.outputs % shapes.fast_step != 0)
     padded = np.maximum(padded_in, padded_out)
 
-    inputs = shapes.inputs * shapes.groups
-    outputs = shapes.outputs * shapes.groups
     turned_filters = turned * (shapes.taps > 1)
+    outputs = shapes.outputs * shapes.groups
     is_ragged = (shapes.simt == 0) & (outputs % shapes.fast_step != 0)
 
-    # Elements that are turned, in whole blocks, and bytes that are padded
-    image_elements = _count_turned(shapes.batch, shapes.pixels, inputs)
-    out_elements = _count_turned(shapes.batch, shapes.out_pixels, outputs)
-    ragged_elements = CONVOLUTIONS.slow_transform * shapes.weight_byte / shapes.width
-    filter_elements = _count_turned(outputs, shapes.taps, shapes.inputs)
-    elements = turned * (image_elements + out_elements)
-    elements += turned_filters * np.where(is_ragged, ragged_elements, filter_elements)
+    # Bytes that are padded or turned
     pad_byte = padded_in * shapes.image_byte + padded_out * shapes.out_byte
     pad_byte += padded * shapes.weight_byte
     byte = turned * (shapes.image_byte + shapes.out_byte)
@@ -187,14 +199,33 @@ def _choose_layouts(shapes: ConvolutionShapes, picks: KernelPicks) -> _Layouts:
     transform_start = CONVOLUTIONS.transform_start / CONVOLUTIONS.start
     starts = 2.0 * turned + turned_filters * np.where(is_ragged, transform_start, 1.0)
     starts += padded_in + padded_out + padded
+    turned_elements = _count_turned_elements(shapes, turned, turned_filters, is_ragged)
     return _Layouts(
         turned=turned,
         padded_in=padded_in,
         padded_out=padded_out,
         byte=2.0 * byte,
-        elements=elements + CONVOLUTIONS.slow_pad * pad_byte / shapes.width,
+        elements=turned_elements + CONVOLUTIONS.slow_pad * pad_byte / shapes.width,
         launches=1.0 + CONVOLUTIONS.start * starts,
     )
+
+
+def _count_turned_elements(
+    shapes: ConvolutionShapes,
+    turned: Array,
+    turned_filters: Array,
+    is_ragged: Mask,
+) -> Array:
+    """Return the elements of images, results and filters that are turned, in whole blocks."""
+    inputs = shapes.inputs * shapes.groups
+    outputs = shapes.outputs * shapes.groups
+    image_elements = _count_turned(shapes.batch, shapes.pixels, inputs)
+    out_elements = _count_turned(shapes.batch, shapes.out_pixels, outputs)
+    ragged_elements = CONVOLUTIONS.slow_transform * shapes.weight_byte / shapes.width
+    filter_elements = _count_turned(outputs, shapes.taps, shapes.inputs)
+    elements = turned * (image_elements + out_elements)
+    elements += turned_filters * np.where(is_ragged, ragged_elements, filter_elements)
+    return elements
 
 
 def _count_turned(

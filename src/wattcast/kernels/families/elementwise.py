@@ -6,7 +6,7 @@ They run as PyTorch 2 runs them: ``elementwise_sizes`` finds the kernel of each 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 
 import numpy as np
@@ -69,12 +69,7 @@ def elementwise_work(
     issue, table = make_streaming_grids(sizes, missing, sm_count)
     replace_row_grids(table, sizes, issue, missing, sm_count)
     special = _find_special_kernels(ops)
-    special_grids = {}
-    for row, kernel in special.items():
-        launch = special_grid(kernel, ops[row], sm_count, float(missing[row]))
-        if launch is not None:
-            special_grids[row] = launch
-    replace_grids(table, special_grids)
+    replace_grids(table, _make_special_grids(special, ops, missing, sm_count))
     grid = dict(zip(LaunchGrid._fields, table, strict=True))
 
     rounds = grid["units"] / (grid["slots"] * sm_count)
@@ -105,6 +100,21 @@ def elementwise_work(
     aligned = {"align_n": sizes.n, "align_columns": sizes.columns}
     families = _name_families(sizes, special)
     return FamilyColumns(families, work, _describe_rows(sizes, issue, rounds), logs, aligned)
+
+
+def _make_special_grids(
+    special: Mapping[int, str],
+    ops: Sequence[Elementwise],
+    missing: Array,
+    sm_count: float,
+) -> dict[int, LaunchGrid]:
+    """Return the grids of special functions by row, of those that have one of their own."""
+    grids = {}
+    for row, kernel in special.items():
+        grid = special_grid(kernel, ops[row], sm_count, float(missing[row]))
+        if grid is not None:
+            grids[row] = grid
+    return grids
 
 
 def _find_special_kernels(ops: Sequence[Elementwise]) -> dict[int, str]:

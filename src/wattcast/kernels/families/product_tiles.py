@@ -48,6 +48,10 @@ _SIDE_M = np.array(
     [8, 8, 16, 16, 16, 32, 32, 64, 64, 128, 128, 128, 192, 256, 64, 64, 64, 32], dtype=np.float64
 )
 _SPLITS = np.array([1, 2, 4, 8, 16], dtype=np.float64)
+# Every tile that is tried: its sides and the parts of K, ``(tile,)``
+_TRIED_N = np.tile(_SIDE_N, len(_SPLITS))
+_TRIED_M = np.tile(_SIDE_M, len(_SPLITS))
+_TRIED_SPLIT = np.repeat(_SPLITS, len(_SIDE_N))
 # Blocks of a Hopper cluster of two share what L2 sends.
 _LOADS_OF_BLOCK = {LibraryStyle.HOPPER: 0.5, LibraryStyle.AMPERE: 1.0}
 _LARGEST_AMPERE_AREA = 256.0 * 128.0  # outputs of the largest tile that registers hold
@@ -274,36 +278,44 @@ def fastest_tile(
 ) -> FastestTile:
     """Return the tile and the split of K that are fastest under the plain model above."""
     b, m, n, k = (size[:, np.newaxis] for size in sizes)
-    split = np.repeat(_SPLITS, len(_SIDE_N))
-    side_n = np.tile(_SIDE_N, len(_SPLITS))
-    side_m = np.tile(_SIDE_M, len(_SPLITS))
-    area = side_n * side_m
+    area = _TRIED_N * _TRIED_M
 
     # Compute: waves of tiles, each of so many steps
-    tiles = b * np.ceil(n / side_n) * np.ceil(m / side_m)
-    steps = np.ceil(k / split / STEP_K)
-    waves = np.ceil(tiles * split / reference.sm_count)
+    tiles = b * np.ceil(n / _TRIED_N) * np.ceil(m / _TRIED_M)
+    steps = np.ceil(k / _TRIED_SPLIT / STEP_K)
+    waves = np.ceil(tiles * _TRIED_SPLIT / reference.sm_count)
     feed = _feed(area / STANDARD_SIDE**2, rules, reference)
     step_cycles = 2.0 * area * STEP_K / (rate[:, np.newaxis] * feed)
     compute_cycles = waves * steps * np.maximum(step_cycles, TILES.step_cycles)
 
     # Loads, and sums of a split, through L2
     load_share = _LOADS_OF_BLOCK[reference.style]
-    load_byte = load_share * tiles * (side_n + side_m) * k * width[:, np.newaxis]
+    load_byte = load_share * tiles * (_TRIED_N + _TRIED_M) * k * width[:, np.newaxis]
     load_cycles = load_byte / reference.l2_byte_per_cycle
-    sum_cycles = 8.0 * split * b * m * n / reference.l2_byte_per_cycle
+    sum_cycles = 8.0 * _TRIED_SPLIT * b * m * n / reference.l2_byte_per_cycle
     reduce_cycles = np.broadcast_to(rules.reduce_cycles, len(width))[:, np.newaxis] + sum_cycles
-    cycles = np.maximum(compute_cycles, load_cycles) + np.where(split > 1, reduce_cycles, 0.0)
+    cycles = np.maximum(compute_cycles, load_cycles)
+    cycles += np.where(_TRIED_SPLIT > 1, reduce_cycles, 0.0)
 
-    # Tiles that the library does not have
+    is_missing = _find_missing_tiles(steps, rules, reference)
+    best = np.argmin(np.where(is_missing, np.inf, cycles), axis=-1)
+    return FastestTile(_TRIED_N[best], _TRIED_M[best], _TRIED_SPLIT[best])
+
+
+def _find_missing_tiles(
+    steps: Array,
+    rules: LibraryRules,
+    reference: ReferenceChip,
+) -> Mask:
+    """Return the tried tiles that the library does not have, ``(row, tile)``."""
     is_hopper = reference.style is LibraryStyle.HOPPER
-    missing = (split > 1) & (rules.whole[:, np.newaxis] | (steps < TILES.least_steps))
+    never_splits = rules.whole[:, np.newaxis] | (steps < TILES.least_steps)
+    is_missing = (_TRIED_SPLIT > 1) & never_splits
     if not is_hopper:
-        missing |= area > _LARGEST_AMPERE_AREA
+        is_missing |= _TRIED_N * _TRIED_M > _LARGEST_AMPERE_AREA
     has_slim = rules.slim[:, np.newaxis] & is_hopper
-    missing |= ~has_slim & (np.minimum(side_n, side_m) < _SLIM_SIDE)
-    best = np.argmin(np.where(missing, np.inf, cycles), axis=-1)
-    return FastestTile(side_n[best], side_m[best], split[best])
+    is_missing |= ~has_slim & (np.minimum(_TRIED_N, _TRIED_M) < _SLIM_SIDE)
+    return np.asarray(is_missing)
 
 
 def _feed(

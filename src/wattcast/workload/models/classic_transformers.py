@@ -466,9 +466,6 @@ def trace_whisper(
         x = x + layers.embed(run, tape, dims.max_positions, dims.hidden)
         return [functional.dropout(x, dims.dropout), *layers.build_mask(tape, run)]
 
-    def mlp(x: Tensor) -> Tensor:
-        return layers.feed_forward(run, x, dims.intermediate, dims.activation)
-
     def encoder_layer(tape: Tape, x: Tensor) -> Tensor:
         def attention(y: Tensor) -> Tensor:
             return _whisper_attention(dims, run, y, y, causal=False)
@@ -478,7 +475,7 @@ def trace_whisper(
             x,
             p=dims.dropout,
             attention=attention,
-            mlp=mlp,
+            mlp=partial(_whisper_mlp, dims, run),
         )
 
     def encoder_norm(tape: Tape, x: Tensor) -> Tensor:
@@ -491,29 +488,7 @@ def trace_whisper(
     ) -> Tensor:
         mask = inputs[0] if masks else None
         encoded = inputs[-1] if sound else None
-
-        def attention(y: Tensor) -> Tensor:
-            return _whisper_attention(
-                dims,
-                run,
-                y,
-                y,
-                causal=True,
-                mask=mask,
-                cached=True,
-            )
-
-        def cross(y: Tensor) -> Tensor:
-            return _whisper_attention(dims, run, y, encoded, causal=False, cached=True)
-
-        return layers.add_parts(
-            run,
-            x,
-            p=dims.dropout,
-            attention=attention,
-            cross=cross,
-            mlp=mlp,
-        )
+        return _decode_whisper(dims, run, x, mask, encoded)
 
     def head(tape: Tape, x: Tensor) -> Tensor:
         return layers.language_head(run, layers.layer_norm(run, x), dims.vocab, tied=True)
@@ -542,6 +517,50 @@ def _embed_sound(
     table = tape.parameter(dims.frames, dims.hidden, dtype=run.dtype)
     places = functional.embedding(table, (dims.frames,))
     return functional.dropout(x.permute(0, 2, 1) + places, dims.dropout)
+
+
+def _decode_whisper(
+    dims: WhisperDims,
+    run: PassSettings,
+    x: Tensor,
+    mask: Tensor | None,
+    encoded: Tensor | None,
+) -> Tensor:
+    """Return the tokens behind one layer of the decoder.
+
+    It attends to the tokens before, then to the ``encoded`` sound, or to its cached keys without.
+    """
+
+    def attention(y: Tensor) -> Tensor:
+        return _whisper_attention(
+            dims,
+            run,
+            y,
+            y,
+            causal=True,
+            mask=mask,
+            cached=True,
+        )
+
+    def cross(y: Tensor) -> Tensor:
+        return _whisper_attention(dims, run, y, encoded, causal=False, cached=True)
+
+    return layers.add_parts(
+        run,
+        x,
+        p=dims.dropout,
+        attention=attention,
+        cross=cross,
+        mlp=partial(_whisper_mlp, dims, run),
+    )
+
+
+def _whisper_mlp(
+    dims: WhisperDims,
+    run: PassSettings,
+    x: Tensor,
+) -> Tensor:
+    return layers.feed_forward(run, x, dims.intermediate, dims.activation)
 
 
 def _whisper_attention(

@@ -301,35 +301,9 @@ def trace_joint(
     """Trace one denoising step: layers of two streams, then layers of one, or a last one that
     leaves the text.
     """
-    hidden = dims.hidden
 
     def embed(tape: Tape) -> list[Tensor]:
-        """Return patches, text, the signal of time and summary, and the angles of positions where
-        these rotate.
-        """
-        tokens = (run.image // dims.patch) ** 2
-        if dims.axes:
-            x = tape.empty((run.batch, tokens, dims.patch**2 * dims.channels), run.dtype)
-            x = layers.project(run, x, hidden, bias=True)
-        else:
-            x = layers.cut_patches(run, tape, dims.channels, hidden, dims.patch)
-            x = x.view(run.batch, hidden, tokens).transpose(1, 2)
-            x = (x + tape.empty((1, tokens, hidden), run.dtype).clone()).contiguous()
-        with tape.scope("time"):
-            signal = _embed_waves(run, tape, hidden)
-            for _ in range(dims.guidance):
-                signal = signal + _embed_waves(run, tape, hidden)
-            signal = signal + _embed_vector(
-                run, tape.empty((run.batch, dims.pooled), run.dtype), hidden
-            )
-        text = tape.empty((run.batch, dims.text_length, dims.text_hidden), run.dtype)
-        text = layers.project(run, text, hidden, bias=True)
-        return [
-            x,
-            text,
-            signal,
-            *(_rotate_axes(dims, tape, tokens + dims.text_length) if dims.axes else ()),
-        ]
+        return _embed_joint(dims, run, tape)
 
     def one_stream(
         tape: Tape,
@@ -338,17 +312,7 @@ def trace_joint(
         signal: Tensor,
         *angles: Tensor,
     ) -> list[Tensor]:
-        """Attend and feed forward side by side over text and picture as one row of tokens."""
-        joined = cat([text, x], 1)
-        shift, scale, gate = _split_signal(run, signal, 3)
-        normed = _modulate_rows(joined, shift, scale)
-        wide = layers.project(run, normed, int(hidden * dims.mlp_ratio), bias=True)
-        wide = functional.activation("gelu_tanh", wide)
-        with tape.scope("attention"):
-            parts = [layers.project(run, normed, hidden, bias=True) for _ in range(3)]
-            out = _attend_joint(dims, run, [parts], angles)
-        out = joined + gate * layers.project(run, cat([out, wide], 2), hidden, bias=True)
-        return [out.slice(1, text.shape[1], out.shape[1]), out.slice(1, 0, text.shape[1])]
+        return _run_one_stream(dims, run, tape, x, text, signal, *angles)
 
     def head(
         tape: Tape,
@@ -356,25 +320,86 @@ def trace_joint(
         signal: Tensor,
     ) -> Tensor:
         scale, shift = _split_signal(run, signal, 2)
-        out = layers.project(
-            run, _modulate_rows(x, shift, scale), dims.patch**2 * dims.channels, bias=True
-        )
+        modulated = _modulate_rows(x, shift, scale)
+        out = layers.project(run, modulated, dims.patch**2 * dims.channels, bias=True)
         return out if dims.axes else out.clone()
 
-    x, text, *rest = program.section("embedding", embed)
+    two_streams = partial(_attend_two, dims, run)
+    x, text, signal, *angles = program.section("embedding", embed)
+    conditions = [signal, *angles]
     doubled = dims.layers - (not dims.single_layers)
-    x, text = program.section(
-        "layers", partial(_attend_two, dims, run), x, text, *rest, repeat=doubled
-    )
+    x, text = program.section("layers", two_streams, x, text, *conditions, repeat=doubled)
     if dims.single_layers:
         x, _ = program.section(
-            "single layers", one_stream, x, text, *rest, repeat=dims.single_layers
+            "single layers", one_stream, x, text, *conditions, repeat=dims.single_layers
         )
     else:
-        (x,) = program.section(
-            "last layer", partial(_attend_two, dims, run, last=True), x, text, *rest
-        )
-    program.section("head", head, x, rest[0])
+        (x,) = program.section("last layer", partial(two_streams, last=True), x, text, *conditions)
+    program.section("head", head, x, signal)
+
+
+def _embed_joint(
+    dims: JointDims,
+    run: PassSettings,
+    tape: Tape,
+) -> list[Tensor]:
+    """Return patches, text, the signal of time and summary, and the angles of positions where
+    these rotate.
+    """
+    hidden = dims.hidden
+    tokens = (run.image // dims.patch) ** 2
+    if dims.axes:
+        x = tape.empty((run.batch, tokens, dims.patch**2 * dims.channels), run.dtype)
+        x = layers.project(run, x, hidden, bias=True)
+    else:
+        x = layers.cut_patches(run, tape, dims.channels, hidden, dims.patch)
+        x = x.view(run.batch, hidden, tokens).transpose(1, 2)
+        x = (x + tape.empty((1, tokens, hidden), run.dtype).clone()).contiguous()
+    with tape.scope("time"):
+        signal = _embed_waves(run, tape, hidden)
+        for _ in range(dims.guidance):
+            signal = signal + _embed_waves(run, tape, hidden)
+        summary = tape.empty((run.batch, dims.pooled), run.dtype)
+        signal = signal + _embed_vector(run, summary, hidden)
+    text = tape.empty((run.batch, dims.text_length, dims.text_hidden), run.dtype)
+    text = layers.project(run, text, hidden, bias=True)
+    if not dims.axes:
+        return [x, text, signal]
+    return [x, text, signal, *_rotate_axes(dims, tape, tokens + dims.text_length)]
+
+
+def _run_one_stream(
+    dims: JointDims,
+    run: PassSettings,
+    tape: Tape,
+    x: Tensor,
+    text: Tensor,
+    signal: Tensor,
+    *angles: Tensor,
+) -> list[Tensor]:
+    """Attend and feed forward side by side over text and picture as one row of tokens."""
+    hidden = dims.hidden
+    joined = cat([text, x], 1)
+    shift, scale, gate = _split_signal(run, signal, 3)
+    normed = _modulate_rows(joined, shift, scale)
+    wide = layers.project(run, normed, int(hidden * dims.mlp_ratio), bias=True)
+    wide = functional.activation("gelu_tanh", wide)
+    with tape.scope("attention"):
+        stream = _project_thrice(run, normed, hidden)
+        attended = _attend_joint(dims, run, [stream], angles)
+    merged = layers.project(run, cat([attended, wide], 2), hidden, bias=True)
+    out = joined + gate * merged
+    text_length = text.shape[1]
+    return [out.slice(1, text_length, out.shape[1]), out.slice(1, 0, text_length)]
+
+
+def _project_thrice(
+    run: PassSettings,
+    x: Tensor,
+    width: int,
+) -> list[Tensor]:
+    """Return queries, keys and values of a row of tokens."""
+    return [layers.project(run, x, width, bias=True) for _ in range(3)]
 
 
 def _embed_waves(
@@ -390,8 +415,8 @@ def _embed_waves(
     angle = pointwise(
         "scale", pointwise("mul", tape.empty((run.batch, 1), run.dtype).to(Dtype.FP32), rates)
     )
-    both = cat([pointwise("sin", angle), pointwise("cos", angle)], -1)
-    halves = both.split(waves // 2, waves // 2)
+    sines_and_cosines = cat([pointwise("sin", angle), pointwise("cos", angle)], -1)
+    halves = sines_and_cosines.split(waves // 2, waves // 2)
     return _embed_vector(run, cat(halves[::-1], -1).to(run.dtype), width)
 
 
@@ -402,7 +427,8 @@ def _rotate_axes(
 ) -> tuple[Tensor, Tensor]:
     """Return cosines and sines of every token's place, computed in fp64 an axis at a time."""
     with tape.scope("rotary"):
-        waves: tuple[list[Tensor], list[Tensor]] = ([], [])
+        cosines: list[Tensor] = []
+        sines: list[Tensor] = []
         for size in dims.axes:
             rates = fill(tape, (size // 2,), Dtype.FP64)
             for step in ("scale", "pow", "div", "scale", "scale"):
@@ -410,44 +436,67 @@ def _rotate_axes(
             angle = pointwise(
                 "mul", tape.empty((tokens, 1), Dtype.FP32), rates, out_dtype=Dtype.FP64
             )
-            for name, kept in zip(("cos", "sin"), waves, strict=True):
-                twice = cat([pointwise(name, angle)] * 2, -1)
-                kept.append(twice.to(Dtype.FP32))
-        cos, sin = (cat(parts, -1) for parts in waves)
-        return cos, sin
+            for function, axes in (("cos", cosines), ("sin", sines)):
+                wave_twice = cat([pointwise(function, angle)] * 2, -1)
+                axes.append(wave_twice.to(Dtype.FP32))
+        return cat(cosines, -1), cat(sines, -1)
 
 
 def _attend_two(
-    dims: JointDims, run: PassSettings, tape: Tape, x: Tensor, text: Tensor, signal: Tensor, *angles: Tensor,
+    dims: JointDims,
+    run: PassSettings,
+    tape: Tape,
+    x: Tensor,
+    text: Tensor,
+    signal: Tensor,
+    *angles: Tensor,
     last: bool = False,
-) -> list[Tensor]:  # fmt: skip
+) -> list[Tensor]:
     """Attend over picture and text together, feed each forward by weights of its own, and return
     both.
 
     ``last``: the picture alone.
     """
-    own = _split_signal(run, signal, 6)
-    other = _split_signal(run, signal, 2 if last else 6)
-    normed = [_modulate_rows(x, own[0], own[1]), _modulate_rows(text, other[0], other[1])]
+    picture_parts = _split_signal(run, signal, 6)
+    text_parts = _split_signal(run, signal, 2 if last else 6)
+    normed_picture = _modulate_rows(x, picture_parts[0], picture_parts[1])
+    normed_text = _modulate_rows(text, text_parts[0], text_parts[1])
     with tape.scope("attention"):
         streams = [
-            [layers.project(run, t, dims.hidden, bias=True) for _ in range(3)] for t in normed
+            _project_thrice(run, normed_picture, dims.hidden),
+            _project_thrice(run, normed_text, dims.hidden),
         ]
-        first, second = (
-            (text, x) if dims.axes else (x, text)
-        )  # where positions rotate, the text comes first
-        out = _attend_joint(dims, run, streams[::-1] if dims.axes else streams, angles)
-        split = first.shape[1]
-        parts = [out.slice(1, 0, split), out.slice(1, split, split + second.shape[1])]
-        seen, heard = [part.contiguous() for part in reversed(parts)] if dims.axes else parts
-        attended = layers.project(run, seen, dims.hidden, bias=True)
-        told = None if last else layers.project(run, heard, dims.hidden, bias=True)
-    x = _feed_gated(run, x + own[2] * attended, own, dims.mlp_ratio)
-    return (
-        [x]
-        if told is None
-        else [x, _feed_gated(run, text + other[2] * told, other, dims.mlp_ratio)]
-    )
+        picture_out, text_out = _attend_streams(dims, run, streams, angles)
+        attended = layers.project(run, picture_out, dims.hidden, bias=True)
+        if not last:
+            attended_text = layers.project(run, text_out, dims.hidden, bias=True)
+    x = _feed_gated(run, x + picture_parts[2] * attended, picture_parts, dims.mlp_ratio)
+    if last:
+        return [x]
+    text = text + text_parts[2] * attended_text
+    return [x, _feed_gated(run, text, text_parts, dims.mlp_ratio)]
+
+
+def _attend_streams(
+    dims: JointDims,
+    run: PassSettings,
+    streams: list[list[Tensor]],
+    angles: Sequence[Tensor],
+) -> tuple[Tensor, Tensor]:
+    """Attend over the streams of a picture and of text as one row of tokens; part them again.
+
+    Where positions rotate, the text comes first.
+    """
+    picture_tokens = streams[0][0].shape[1]
+    text_tokens = streams[1][0].shape[1]
+    if not dims.axes:
+        out = _attend_joint(dims, run, streams, angles)
+        picture_slice = out.slice(1, 0, picture_tokens)
+        return picture_slice, out.slice(1, picture_tokens, picture_tokens + text_tokens)
+    out = _attend_joint(dims, run, streams[::-1], angles)
+    text_slice = out.slice(1, 0, text_tokens)
+    picture_slice = out.slice(1, text_tokens, text_tokens + picture_tokens)
+    return picture_slice.contiguous(), text_slice.contiguous()
 
 
 def _feed_gated(

@@ -16,6 +16,7 @@ from wattcast.workload.models import shared_layers as layers
 from wattcast.workload.operator_types import Elementwise
 from wattcast.workload.program import PassSettings
 from wattcast.workload.symbolic_tensor import (
+    Tape,
     Tensor,
     fill,
     pointwise,
@@ -283,11 +284,7 @@ def _visit_eagerly(
     picks = tokens * dims.experts_chosen
     width = dims.expert_intermediate // run.tp
 
-    # Sort the choices, and count them by expert
-    choice = tape.empty((picks,), Dtype.INT64)
-    sort = Elementwise("topk", picks, dtype=Dtype.INT64, write=2 * picks * 8)
-    tape.emit(sort, (choice,), (choice,))
-    tape.emit(Elementwise("scale", picks, dtype=Dtype.INT64), (choice,), (choice,))
+    _sort_choices(tape, picks)
     rows = functional.pick_rows(x, picks)
     row_weights = functional.pick_rows(weights.view(picks, 1), picks)
     _count_choices(dims, x, picks)
@@ -308,7 +305,21 @@ def _visit_eagerly(
     out = functional.grouped_matmul(gated, down, groups, fp8=fp8)
     weighed = out * row_weights
 
-    # Put the rows back in order
+    _invert_order(tape, picks)
+    ordered = functional.pick_rows(weighed, picks)
+    return functional.sum_rows(ordered, tokens).to(x.dtype).view(tokens, dims.hidden)
+
+
+def _sort_choices(tape: Tape, picks: int) -> None:
+    """Sort the choices of all tokens by expert."""
+    choice = tape.empty((picks,), Dtype.INT64)
+    sort = Elementwise("topk", picks, dtype=Dtype.INT64, write=2 * picks * 8)
+    tape.emit(sort, (choice,), (choice,))
+    tape.emit(Elementwise("scale", picks, dtype=Dtype.INT64), (choice,), (choice,))
+
+
+def _invert_order(tape: Tape, picks: int) -> None:
+    """Work out which place each row had before it was sorted."""
     place = fill(tape, (picks,), Dtype.INT64)
     invert = Elementwise(
         "scatter_add",
@@ -318,8 +329,6 @@ def _visit_eagerly(
         write=picks * 8,
     )
     tape.emit(invert, (place,), (place,))
-    ordered = functional.pick_rows(weighed, picks)
-    return functional.sum_rows(ordered, tokens).to(x.dtype).view(tokens, dims.hidden)
 
 
 def _count_choices(

@@ -178,25 +178,60 @@ def _cost_tiles(layer: _Layer, run: OperatorRun) -> _TileCosts:
     loaded_k = blocks * (inner_tiles * hidden + hidden_tiles * inner)
     weight_byte = op.expert_byte / (3.0 * hidden * inner)
     load_byte = loaded_k * (rows * op.dtype.byte + outputs * weight_byte)
-    shared_byte = ENGINE_EXPERTS.crossings * load_byte
-
-    steps = (hidden + inner) / _STEP_K
-    slots = _SLOTS
+    tiles = _TileCosts(
+        units=units,
+        unit_flop=unit_flop,
+        steps=(hidden + inner) / _STEP_K,
+        slots=_SLOTS,
+        l2_byte=load_byte,
+        shared_byte=ENGINE_EXPERTS.crossings * load_byte,
+        padded_tokens=blocks * rows,
+    )
     if layer.is_triton:
-        slots_of_chip = _SLOTS * run.chip.sm_count
-        zero_tiles = _count_zero_blocks(layer) * across
-        steps += ENGINE_EXPERTS.zero_steps * zero_tiles / max(units, slots_of_chip)
-    elif layer.library == "oai":
-        slots = 1.0
-        steps = ENGINE_EXPERTS.oai_steps
-        widened = loaded_k * outputs
-        unit_flop += run.flop_per_cycle * widened / (units * ENGINE_EXPERTS.oai_weights_per_cycle)
-        shared_byte += ENGINE_EXPERTS.oai_widening_byte * widened
-    elif layer.library == "marlin":
-        flop_cycles = unit_flop / ENGINE_EXPERTS.marlin_flop_per_cycle
-        byte_cycles = op.expert_byte / (across * ENGINE_EXPERTS.marlin_byte_per_cycle)
-        unit_flop = max(unit_flop, run.flop_per_cycle * max(flop_cycles, byte_cycles))
-    return _TileCosts(units, unit_flop, steps, slots, load_byte, shared_byte, blocks * rows)
+        return _add_zero_tiles(tiles, _count_zero_blocks(layer) * across, run)
+    if layer.library == "oai":
+        return _widen_weights(tiles, loaded_k * outputs, run)
+    if layer.library == "marlin":
+        return _limit_to_marlin(tiles, op.expert_byte / across, run)
+    return tiles
+
+
+def _add_zero_tiles(
+    tiles: _TileCosts,
+    zero_tiles: float,
+    run: OperatorRun,
+) -> _TileCosts:
+    """Add the steps of Triton's tiles for experts on other GPUs, which write zeros."""
+    slots_of_chip = _SLOTS * run.chip.sm_count
+    zero_steps = ENGINE_EXPERTS.zero_steps * zero_tiles / max(tiles.units, slots_of_chip)
+    return tiles._replace(steps=tiles.steps + zero_steps)
+
+
+def _widen_weights(
+    tiles: _TileCosts,
+    widened: float,
+    run: OperatorRun,
+) -> _TileCosts:
+    """Add what it takes OpenAI's kernels to widen so many weights before they multiply."""
+    widening_cycles = widened / (tiles.units * ENGINE_EXPERTS.oai_weights_per_cycle)
+    return tiles._replace(
+        slots=1.0,
+        steps=ENGINE_EXPERTS.oai_steps,
+        unit_flop=tiles.unit_flop + run.flop_per_cycle * widening_cycles,
+        shared_byte=tiles.shared_byte + ENGINE_EXPERTS.oai_widening_byte * widened,
+    )
+
+
+def _limit_to_marlin(
+    tiles: _TileCosts,
+    weight_byte: float,
+    run: OperatorRun,
+) -> _TileCosts:
+    """Slow tiles to the rates at which Marlin multiplies, and loads ``weight_byte`` for each."""
+    flop_cycles = tiles.unit_flop / ENGINE_EXPERTS.marlin_flop_per_cycle
+    byte_cycles = weight_byte / ENGINE_EXPERTS.marlin_byte_per_cycle
+    unit_flop = max(tiles.unit_flop, run.flop_per_cycle * max(flop_cycles, byte_cycles))
+    return tiles._replace(unit_flop=unit_flop)
 
 
 def _choose_library(op: FusedExperts, chip: ReferenceChip) -> str:

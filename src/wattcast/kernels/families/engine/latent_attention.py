@@ -39,7 +39,6 @@ def count_latent_attention(op: LatentAttention, run: OperatorRun) -> CountedKern
     sm_count = run.chip.sm_count
     key_dim, value_dim = op.dims
     width = float(op.math_dtype.byte)
-    is_fp8 = width < 2
     is_decode = op.phase == "decode"
     walk = _walk_cache(op, sm_count) if is_decode else _walk_prompt(op)
 
@@ -53,30 +52,22 @@ def count_latent_attention(op: LatentAttention, run: OperatorRun) -> CountedKern
     score_flop = 2.0 * (key_dim + value_dim)
     score_flop_with_exponential = score_flop + run.flop_per_cycle * ENGINE_ATTENTION.score_cycles
 
-    launches = 1.0
-    kernel = "prefill"
-    if is_decode:
-        launches = 3.0 if op.kernel == "flashmla" and not is_fp8 else 2.0
-        kernel = f"decode.{op.kernel}{'.fp8' if is_fp8 else ''}"
-    between = 0.0
-    if walk.parts > 1:
-        between = 8.0 * float(op.batch * op.heads * op.q_len) * value_dim * walk.parts
     load_byte = walked_blocks * walk.keys * walk.values_per_key * width
     missing = run.missing_share(op.read_byte + op.write_byte, streams=is_decode)
     work = EngineWork(
         units=units,
         unit_flop=block_scores * score_flop_with_exponential * busiest / waves,
         steps=busiest / waves,
-        launches=launches,
+        launches=_count_launches(op),
         l2_byte=load_byte + op.read_byte - op.cache_byte + op.write_byte,
         shared_byte=ENGINE_ATTENTION.crossings * load_byte,
         dram_read_byte=op.read_byte * missing,
         dram_write_byte=op.write_byte * missing,
-        between_byte=between,
+        between_byte=_between_byte(op, walk),
         padded_flop=max(block_scores * score_flop * walked_blocks - op.flop, 0.0),
     )
     plain = {
-        "fp8": is_fp8,
+        "fp8": _is_fp8(op),
         "cold": run.is_cold,
         "fill": walked_blocks / (sm_count * busiest),
     }
@@ -89,7 +80,33 @@ def count_latent_attention(op: LatentAttention, run: OperatorRun) -> CountedKern
         "log_units": units,
         "log_busiest": busiest,
     }
-    return CountedKernel(f"attention.engine.latent.{kernel}", work, plain, logs)
+    return CountedKernel(f"attention.engine.latent.{_name_kernel(op)}", work, plain, logs)
+
+
+def _is_fp8(op: LatentAttention) -> bool:
+    return op.math_dtype.byte < 2
+
+
+def _name_kernel(op: LatentAttention) -> str:
+    """Return the last part of the name of the kernel's family."""
+    if op.phase != "decode":
+        return "prefill"
+    return f"decode.{op.kernel}{'.fp8' if _is_fp8(op) else ''}"
+
+
+def _count_launches(op: LatentAttention) -> float:
+    """Return the kernels of one call: decode has another that adds up the parts of sequences."""
+    if op.phase != "decode":
+        return 1.0
+    return 3.0 if op.kernel == "flashmla" and not _is_fp8(op) else 2.0
+
+
+def _between_byte(op: LatentAttention, walk: _Walk) -> float:
+    """Return the bytes of partial results, which are written and read where a sequence is cut."""
+    if walk.parts <= 1:
+        return 0.0
+    _, value_dim = op.dims
+    return 8.0 * float(op.batch * op.heads * op.q_len) * value_dim * walk.parts
 
 
 def _walk_cache(op: LatentAttention, sm_count: float) -> _Walk:

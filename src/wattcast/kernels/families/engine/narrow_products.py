@@ -85,40 +85,36 @@ def count_narrow_product(op: NarrowProduct, run: OperatorRun) -> CountedKernel:
     blocks = _spread_tiles(op, tile, tiles, run)
 
     # Bytes: activations stay in L2 as far as they fit, weights come from memory unless warm
-    weight = op.weight_byte
-    left = m * k * op.dtype.byte
-    out = op.write_byte
-    resident = float(resident_share(weight + left + out, chip.l2_byte))
-    resident_activations = float(resident_share(left + out, chip.l2_byte))
-    missing_weights = 1.0 - resident if run.is_warm else 1.0
-    missing_activations = 1.0 - resident_activations
-    load_byte = tiles * k * (tile.m * op.dtype.byte + tile.n * weight / (n * k))
+    weight_byte = op.weight_byte
+    input_byte = m * k * op.dtype.byte
+    out_byte = op.write_byte
+    missing_weights = 1.0
+    if run.is_warm:
+        all_byte = weight_byte + input_byte + out_byte
+        missing_weights = 1.0 - float(resident_share(all_byte, chip.l2_byte))
+    missing_activations = 1.0 - float(resident_share(input_byte + out_byte, chip.l2_byte))
+    load_byte = tiles * k * (tile.m * op.dtype.byte + tile.n * weight_byte / (n * k))
     work = EngineWork(
         units=blocks.units,
         unit_flop=blocks.unit_flop,
         steps=blocks.steps,
         launches=blocks.launches,
         l2_byte=load_byte,
-        shared_byte=ENGINE_PRODUCTS.crossings * load_byte + out,
-        dram_read_byte=weight * missing_weights + left * missing_activations,
-        dram_write_byte=out * missing_activations,
-        store_byte=out,
+        shared_byte=ENGINE_PRODUCTS.crossings * load_byte + out_byte,
+        dram_read_byte=weight_byte * missing_weights + input_byte * missing_activations,
+        dram_write_byte=out_byte * missing_activations,
+        store_byte=out_byte,
         between_byte=blocks.between_byte,
     )
 
-    has_zero_points = False
-    is_narrow = False
-    if isinstance(op, WeightOnlyProduct):
-        has_zero_points = op.zero_points
-        is_narrow = op.weights in ("int4", "fp4")
     plain = {
         "tile_m": tile.m,
         "tile_n": tile.n,
         "fill": fill_slots(tiles, chip.sm_count),
         "pad_m": m / (rows * tile.m),
         "scaled_tensor": isinstance(op, ScaledProduct) and op.scales == "tensor",
-        "zero_points": has_zero_points,
-        "narrow": is_narrow,
+        "zero_points": isinstance(op, WeightOnlyProduct) and op.zero_points,
+        "narrow": isinstance(op, WeightOnlyProduct) and op.weights in ("int4", "fp4"),
         "fill_128": _fill_with_tiles(m, n, 128, chip),
         "fill_256": _fill_with_tiles(m, n, 256, chip),
     }

@@ -145,59 +145,37 @@ class _Split(NamedTuple):
     copies: float = 0.0  # kernels that copy queries and results
 
 
+class _Schedule(NamedTuple):
+    """How the tiles of all sequences are spread over SMs."""
+
+    walks: _Walks
+    split: _Split
+    units: float  # tiles, with each part of a sequence counted
+    busiest: float  # blocks that the busiest SM walks over
+
+
 def count_paged_attention(op: PagedAttention, run: OperatorRun) -> CountedKernel:
     """Return the kernel and the work of attention over a paged cache; the busiest SM decides."""
     chip = run.chip
-    sm_count = chip.sm_count
-    head_dim = float(op.head_dim)
     library = _Library.choose(op, chip)
     tile = _choose_tile(op, library)
-
     walks = _walk_sequences(op, library, tile)
     split = _split_sequences(op, library, tile, walks, chip)
     units = walks.count_units(split.parts)
-    busiest = _count_busiest(walks, split, units, sm_count)
-
-    # Arithmetic: that of a block of keys, times the blocks of the busiest SM in each round
-    tile_flop = 4.0 * tile.rows * tile.keys * head_dim
-    if library.is_flash_infer:
-        tile_flop *= run.flop_per_cycle / chip.per_cycle.get("tensor_fp16_flop", run.flop_per_cycle)
-    block_flop = tile_flop + run.flop_per_cycle * _score_cycles(library, tile, head_dim)
-    rounds = max(units / sm_count, 1.0)
-
-    # Bytes: what tiles load, and what parts and copies hand one another
-    load_byte = 2.0 * _loaded_keys(op, library, tile, walks) * head_dim * op.math_dtype.byte
-    missing = run.missing_share(op.read_byte + op.write_byte, streams=op.kind_of_batch != "prefill")
-
-    tile_steps = ENGINE_ATTENTION.tile_steps
-    if library.is_tensorrt:
-        tile_steps = ENGINE_ATTENTION.tensorrt_tile_steps
-    waves = max(units / (sm_count * split.slots), 1.0)
-    work = EngineWork(
-        units=units,
-        unit_flop=block_flop * busiest / rounds,
-        steps=tile_steps * ceil(waves) / waves,
-        launches=1.0 + (split.most > 1.0) + (not op.scheduled) + split.copies,
-        l2_byte=load_byte + op.read_byte - op.cache_byte + op.write_byte,
-        shared_byte=ENGINE_ATTENTION.crossings * load_byte,
-        dram_read_byte=op.read_byte * missing,
-        dram_write_byte=op.write_byte * missing,
-        between_byte=_between_byte(op, split),
-        slots=split.slots,
-        padded_flop=max(tile_flop * walks.walked_blocks - op.flop, 0.0),
-    )
+    busiest = _count_busiest(walks, split, units, chip.sm_count)
+    schedule = _Schedule(walks, split, units, busiest)
 
     batch = float(sum(count for count, _, _ in op.groups))
     heads_per_key = op.heads // op.kv_heads
     plain = {
-        "head_dim": head_dim,
+        "head_dim": float(op.head_dim),
         "fp8": library.is_fp8,
         "windowed": op.window > 0,
         "cold": run.is_cold,
         "sink": op.sink,
         "softcap": op.softcap > 0,
         "scheduled": op.scheduled,
-        "fill": walks.walked_blocks / (sm_count * busiest),
+        "fill": walks.walked_blocks / (chip.sm_count * busiest),
         "kinds": len(op.groups),
         "pad_m": min(heads_per_key * op.tokens / batch / tile.rows, 1.0),
     }
@@ -212,7 +190,52 @@ def count_paged_attention(op: PagedAttention, run: OperatorRun) -> CountedKernel
         "log_busiest": busiest,
         "log_longest": max(keys for _, _, keys in op.groups),
     }
+    work = _count_work(op, run, library, tile, schedule)
     return CountedKernel(_name_family(op, library), work, plain, logs)
+
+
+def _count_work(
+    op: PagedAttention,
+    run: OperatorRun,
+    library: _Library,
+    tile: _Tile,
+    schedule: _Schedule,
+) -> EngineWork:
+    """Return the work of a kernel whose tiles are spread over SMs in this way."""
+    walks, split, units, busiest = schedule
+    sm_count = run.chip.sm_count
+    head_dim = float(op.head_dim)
+
+    # Arithmetic: that of a block of keys, times the blocks of the busiest SM in each round
+    tile_flop = 4.0 * tile.rows * tile.keys * head_dim
+    if library.is_flash_infer:
+        fp16_flop_per_cycle = run.chip.per_cycle.get("tensor_fp16_flop", run.flop_per_cycle)
+        tile_flop *= run.flop_per_cycle / fp16_flop_per_cycle
+    block_flop = tile_flop + run.flop_per_cycle * _score_cycles(library, tile, head_dim)
+    rounds = max(units / sm_count, 1.0)
+
+    # Bytes: what tiles load, and what parts and copies hand one another
+    load_byte = 2.0 * _loaded_keys(op, library, tile, walks) * head_dim * op.math_dtype.byte
+    streams = op.kind_of_batch != "prefill"
+    missing = run.missing_share(op.read_byte + op.write_byte, streams=streams)
+
+    tile_steps = ENGINE_ATTENTION.tile_steps
+    if library.is_tensorrt:
+        tile_steps = ENGINE_ATTENTION.tensorrt_tile_steps
+    waves = max(units / (sm_count * split.slots), 1.0)
+    return EngineWork(
+        units=units,
+        unit_flop=block_flop * busiest / rounds,
+        steps=tile_steps * ceil(waves) / waves,
+        launches=1.0 + (split.most > 1.0) + (not op.scheduled) + split.copies,
+        l2_byte=load_byte + op.read_byte - op.cache_byte + op.write_byte,
+        shared_byte=ENGINE_ATTENTION.crossings * load_byte,
+        dram_read_byte=op.read_byte * missing,
+        dram_write_byte=op.write_byte * missing,
+        between_byte=_between_byte(op, split),
+        slots=split.slots,
+        padded_flop=max(tile_flop * walks.walked_blocks - op.flop, 0.0),
+    )
 
 
 def _choose_tile(op: PagedAttention, library: _Library) -> _Tile:
@@ -245,9 +268,7 @@ def _choose_flash_3_tile(op: PagedAttention, library: _Library) -> _Tile:
     head_dim = op.head_dim
     is_fp8 = library.is_fp8
     if library.is_decode and not op.window and head_dim in (64, 128):
-        keys = 192.0 if head_dim == 64 else 128.0
-        fp8_keys = 128.0 if head_dim == 64 else 96.0
-        return _Tile(64.0, fp8_keys if is_fp8 else keys)
+        return _Tile(64.0, _count_decode_keys(head_dim, is_fp8))
 
     is_small = head_dim <= 64 or (head_dim <= 96 and not is_fp8)
     rows = 192.0 if is_small else 128.0
@@ -257,6 +278,13 @@ def _choose_flash_3_tile(op: PagedAttention, library: _Library) -> _Tile:
     if head_dim > 128:
         return _Tile(rows, 96.0)
     return _Tile(rows, 192.0 if is_fp8 and head_dim > 96 else 128.0)
+
+
+def _count_decode_keys(head_dim: int, is_fp8: bool) -> float:
+    """Return the keys of a block where decode runs in one group of warps."""
+    if head_dim == 64:
+        return 128.0 if is_fp8 else 192.0
+    return 96.0 if is_fp8 else 128.0
 
 
 def _walk_sequences(
