@@ -252,7 +252,7 @@ class QueueKeeper:
         self._work: WorkForecast | None = None
         self._lengths = np.ones(2)
         self._sums = np.zeros(6)  # weights, x², xy, y², x and y, by which scales are fitted
-        self._margins = (_Margin(0.0), _Margin(0.5))  # of times to first tokens, and per token
+        self._margins = (_Margin(0.25), _Margin(0.5))  # of times to first tokens, and per token
         self._forecasts: tuple[float, float] | None = None  # for now: both times, without margin
         self._care = 1.0  # share of the limits that is made use of
         self._judged: _Look | None = None  # begin of the requests whose lateness is counted

@@ -43,7 +43,7 @@ KINDS_OF_STEP = {  # tables of ``StepCosts`` that belong together
 }
 BACKLOGS = 96  # points of the oracle's grid of outstanding tokens
 # Shares of the limits that the oracle's schedule may take; the most frugal that keeps counts.
-ORACLE_GOALS = (0.4, 0.6, 0.8, 1.0, 1.3)
+ORACLE_GOALS = (0.5, 0.8, 1.1)
 MINUTE_S = 60.0
 
 Decide = Callable[[float, ServingPlant], int]
