@@ -15,8 +15,13 @@ from numpy.testing import assert_allclose
 import wattcast
 from wattcast.calibrate.kernel_rows import load_kernel_rows
 from wattcast.calibrate.row_prediction import predict_with_bundle
+from wattcast.calibrate.table_files import find_tables
 from wattcast.calibrate.table_fit import TableCalibration, calibrate_rows, predict_tables_s
-from wattcast.calibrate.table_rows import TableRows, find_tables, held_out, read_tables
+from wattcast.calibrate.table_rows import (
+    TableRows,
+    held_out,
+    read_tables,
+)
 from wattcast.core.errors import BadInput, WattcastError
 from wattcast.core.row_tables import database_folder
 from wattcast.core.units import Dtype

@@ -61,13 +61,21 @@ def fit_trees(
 
 
 def _export_trees(model: Any, names: tuple[str, ...]) -> TreeEnsemble:
+    """Return the trees of a fitted model of scikit-learn as arrays."""
     trees = []
     for (stage,) in model._predictors:
         nodes = stage.nodes
         is_leaf = nodes["is_leaf"] != 0
-        value = np.where(is_leaf, nodes["value"], 0.0)
-        inner = [nodes[name] for name in ("feature_idx", "num_threshold", "left", "right")]
-        trees.append((is_leaf, *inner, value))
+        trees.append(
+            (
+                is_leaf,
+                nodes["feature_idx"],
+                nodes["num_threshold"],
+                nodes["left"],
+                nodes["right"],
+                np.where(is_leaf, nodes["value"], 0.0),
+            )
+        )
     baseline = float(np.ravel(model._baseline_prediction)[0])
     return TreeEnsemble(names, baseline, *pack_trees(trees))
 
@@ -348,32 +356,71 @@ def fit_residuals(
     ``loss`` is the trees', ``length_rows`` the number of rows that the process fits its lengths to.
     """
     factors = {}
-    learners = [name for sample in samples for name in sample.kernels.work.root_family]
-    for family in dict.fromkeys(learners):
-        pool = pools.get(family, (family,))
-        names = _list_features(samples, pool)
-        parts = [sample.select_families(pool, names) for sample in samples]
-        rows = np.concatenate([part_rows for part_rows, _, _ in parts])
-        target = np.concatenate([part_target for _, part_target, _ in parts])
-        sure = np.concatenate([part_sure for _, _, part_sure in parts])
-        if len(target) < LEAST_FOR_PROCESS:
+    for family in _list_families(samples):
+        rows = _pool_rows(samples, pools.get(family, (family,)))
+        if len(rows.target) < LEAST_FOR_PROCESS:
             continue  # too few to learn from: the scaffold's word stands
-
         ensemble = None
-        if trees and len(target) >= LEAST_FOR_TREES:
-            weight = _weigh_rows(target, loss) * sure
-            is_doubled = [
-                sample.again and len(part[1]) > 0
-                for sample, part in zip(samples, parts, strict=True)
-            ]
-            least = LEAST_LEAF_ROWS * (2 if any(is_doubled) else 1)
-            ensemble = fit_trees(names, rows, target, weight, trees, leaves, least, loss)
-        smooth_target = _draw_outliers_in(target) if hold_in and family in _RAGGED else target
-        process = fit_gaussian_process(names, rows, smooth_target, sure, length_rows)
-        low = float(target.min())
-        high = float(target.max())
-        factors[family] = LearnedFactor(ensemble, process, low, high)
+        if trees and len(rows.target) >= LEAST_FOR_TREES:
+            weight = _weigh_rows(rows.target, loss) * rows.sure
+            least = LEAST_LEAF_ROWS * (2 if rows.is_doubled else 1)
+            ensemble = fit_trees(
+                rows.names, rows.features, rows.target, weight, trees, leaves, least, loss
+            )
+        smooth_target = rows.target
+        if hold_in and family in _RAGGED:
+            smooth_target = _draw_outliers_in(rows.target)
+        process = fit_gaussian_process(
+            rows.names, rows.features, smooth_target, rows.sure, length_rows
+        )
+        factors[family] = LearnedFactor(
+            ensemble,
+            process,
+            float(rows.target.min()),
+            float(rows.target.max()),
+        )
     return factors
+
+
+@dataclass(frozen=True)
+class _PooledRows:
+    """The rows that a family learns from, of all samples."""
+
+    names: tuple[str, ...]  # of the features
+    features: Array  # (row, name)
+    target: Array  # (row,): log(measured over scaffold)
+    sure: Array  # (row,): how well each target is known
+    is_doubled: bool  # whether rows of one sample are in another too
+
+
+def _pool_rows(samples: Sequence[ResidualSample], pool: tuple[str, ...]) -> _PooledRows:
+    """Collect the rows of some families from all samples."""
+    names = _list_features(samples, pool)
+    features = []
+    targets = []
+    sures = []
+    is_doubled = False
+    for sample in samples:
+        sample_features, sample_target, sample_sure = sample.select_families(pool, names)
+        features.append(sample_features)
+        targets.append(sample_target)
+        sures.append(sample_sure)
+        is_doubled |= sample.again and len(sample_target) > 0
+    return _PooledRows(
+        names=names,
+        features=np.concatenate(features),
+        target=np.concatenate(targets),
+        sure=np.concatenate(sures),
+        is_doubled=is_doubled,
+    )
+
+
+def _list_families(samples: Sequence[ResidualSample]) -> list[str]:
+    """List the families of kernels in any of the samples, as they come."""
+    families: dict[str, None] = {}
+    for sample in samples:
+        families.update(dict.fromkeys(sample.kernels.work.root_family))
+    return list(families)
 
 
 def _list_features(samples: Sequence[ResidualSample], pool: Sequence[str]) -> tuple[str, ...]:

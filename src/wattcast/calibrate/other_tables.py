@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from wattcast.core.arrays import sweep_values
 from wattcast.core.units import Dtype
@@ -22,8 +22,15 @@ from wattcast.workload.model_catalogue import load_model
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Linear
 
-# the operator of a row, how it ran, and what was timed beside it; or why it cannot be made
-Sample = tuple[Operator, RunCondition, tuple[Operator, ...]]
+
+class TableSample(NamedTuple):
+    """What a row of a table timed."""
+
+    op: Operator
+    condition: RunCondition  # how it ran
+    beside: tuple[Operator, ...] = ()  # operators inside the latency besides the row's own
+
+
 _TUNER_COPIES = 101  # of its arguments, that AITER's tuner goes round at most
 
 
@@ -37,7 +44,7 @@ class OtherTable:
     time: str  # column of microseconds
     shape: tuple[str, ...]  # by which rows are drawn
     formats: tuple[str, ...]  # of which rows are drawn in equal numbers
-    make: Callable[[Mapping[str, Any], Gpu], Sample | str]
+    make: Callable[[Mapping[str, Any], Gpu], TableSample | str]
 
 
 def place_weights(
@@ -60,7 +67,7 @@ def place_weights(
     return RunCondition(rotated="none" if copies * weight_byte <= l2_byte else "weights")
 
 
-def _make_tuned_product(row: Mapping[str, Any], gpu: Gpu) -> Sample | str:
+def _make_tuned_product(row: Mapping[str, Any], gpu: Gpu) -> TableSample | str:
     """Make a product of AITER's tables."""
     form = row["format"]
     if int(row["b"]) > 1:
@@ -85,7 +92,7 @@ def _make_tuned_product(row: Mapping[str, Any], gpu: Gpu) -> Sample | str:
         )
     else:
         return f"products in {form}"
-    return op, place_weights(op, m, k, _TUNER_COPIES, gpu), ()
+    return TableSample(op, place_weights(op, m, k, _TUNER_COPIES, gpu))
 
 
 # scale and format of weights -> weights, scales and arithmetic of experts
@@ -97,7 +104,7 @@ _TUNED_EXPERTS = {
 }
 
 
-def _make_tuned_experts(row: Mapping[str, Any], gpu: Gpu) -> Sample | str:
+def _make_tuned_experts(row: Mapping[str, Any], gpu: Gpu) -> TableSample | str:
     """Make a mixture of AITER's tables."""
     form = (row["q_type"], row["q_dtype_w"])
     if form not in _TUNED_EXPERTS:
@@ -113,7 +120,7 @@ def _make_tuned_experts(row: Mapping[str, Any], gpu: Gpu) -> Sample | str:
         scales=scales,
         dtype=dtype,
     )
-    return op, RunCondition(rotated="weights"), ()
+    return TableSample(op, RunCondition(rotated="weights"))
 
 
 _MODELS = {
@@ -149,7 +156,7 @@ def _divide_model(row: Mapping[str, Any]) -> _ModelPart:
     )
 
 
-def _make_layer(row: Mapping[str, Any], gpu: Gpu) -> Sample | str:
+def _make_layer(row: Mapping[str, Any], gpu: Gpu) -> TableSample | str:
     """Make a linear layer of a model, one GPU's part of it."""
     if row["model"] not in _MODELS:
         return f"layers of {row['model']}"
@@ -165,10 +172,10 @@ def _make_layer(row: Mapping[str, Any], gpu: Gpu) -> Sample | str:
         return f"layers {row['layer']}"
     n, k = sides[row["layer"]]
     m = int(row["tokens"])
-    return Linear(m, n, k, dtype=Dtype.BF16), RunCondition(rotated="weights"), ()
+    return TableSample(Linear(m, n, k, dtype=Dtype.BF16), RunCondition(rotated="weights"))
 
 
-def _make_layer_attention(row: Mapping[str, Any], gpu: Gpu) -> Sample | str:
+def _make_layer_attention(row: Mapping[str, Any], gpu: Gpu) -> TableSample | str:
     """Make one layer's attention of a batch: a prompt's chunk, sequences that decode, or both."""
     if row["model"] not in _MODELS:
         return f"layers of {row['model']}"
@@ -192,7 +199,7 @@ def _make_layer_attention(row: Mapping[str, Any], gpu: Gpu) -> Sample | str:
     )
     width = part.kv_heads * part.head_dim
     writes = engine_row_operators.CacheWrite(chunk + decoding, width, 1, 1, width, Dtype.BF16)
-    return op, RunCondition(rotated="none"), (writes,)
+    return TableSample(op, RunCondition(rotated="none"), (writes,))
 
 
 OTHER_TABLES = {

@@ -53,12 +53,12 @@ from wattcast.calibrate.table_rows import (
     held_out,
     read_tables,
 )
-from wattcast.core.arrays import Array, sweep_values
+from wattcast.core.arrays import Array, Mask, sweep_values
 from wattcast.core.errors import BadInput
 from wattcast.core.strict_files import FitStatus, Provenance
 from wattcast.core.user_results import UserResult
 from wattcast.hardware import Gpu
-from wattcast.kernels import build_kernels
+from wattcast.kernels import Kernels, build_kernels
 from wattcast.kernels.kernel_table import USUAL_CONDITION
 from wattcast.predictor.api import find_gpu
 from wattcast.predictor.bundle import (
@@ -71,7 +71,11 @@ from wattcast.predictor.bundle.bundle_file import ResidualEnds
 from wattcast.predictor.bundle.calibrated import USUAL_ENGINE, carry_sibling
 from wattcast.predictor.bundle.forecast import forecast_rule
 from wattcast.predictor.ideal_terms import compute_ideal_terms
-from wattcast.predictor.kernel_phases import blend_corrections, find_correction
+from wattcast.predictor.kernel_phases import (
+    Correction,
+    blend_corrections,
+    find_correction,
+)
 from wattcast.predictor.learned_factors import LayeredFactors, LearnedFactors
 from wattcast.workload import engine_operators
 from wattcast.workload.operator_base import Operator
@@ -309,41 +313,61 @@ def _fit_own_times(
 ) -> Bundle:
     """Fit the times of rows' own kernels, with what ran beside them as the start has it."""
     reference = start.reference
-    every_kernel = build_kernels(table.rows.ops, table.rows.conditions, gpu, reference, ())
-    family_count = Counter(every_kernel.work.root_family)
-    group_count = Counter(every_kernel.work.kernel_family)
-    kinds = zip(every_kernel.work.root_family, every_kernel.work.kernel_family, strict=True)
-    has_many = [
-        family_count[family] >= LEAST_ROWS and group_count[group] >= LEAST_GROUP_ROWS
-        for family, group in kinds
-    ]
-    table = table.select_rows(np.array(has_many, dtype=bool))
+    table = _keep_common_kinds(table, gpu, start)
     rows = table.rows
     kernels = build_kernels(rows.ops, rows.conditions, gpu, reference, ())
 
     # without the predicted time of what ran beside each row's own kernel
     latency_s = rows.column("latency_s")
     own_s = np.maximum(latency_s - beside_s(table, gpu, start), LEAST_OWN_SHARE * latency_s)
-    top_hz = float(sweep_values(gpu.clocks.max_hz))
-    clock_hz = np.full(len(rows), top_hz)
-    law = start.for_bursts().clock_law
-    if law is not None:
-        clock_hz = loaded_clock_hz(law, kernels, own_s, top_hz, reference.sm_count)
+    clock_hz = _estimate_clocks(kernels, own_s, gpu, start)
     terms = compute_ideal_terms(kernels, reference)
-    fitted = fit_corrections(terms, kernels.work.kernel_family, own_s, clock_hz, start.corrections)
-    corrections = dict(start.corrections)
-    groups_run = set(kernels.work.kernel_family)
-    corrections |= {name: value for name, value in fitted.items() if name in groups_run}
+    groups = kernels.work.kernel_family
+    group_corrections = fit_corrections(terms, groups, own_s, clock_hz, start.corrections)
+    of_groups = {group: value for group, value in group_corrections.items() if group in groups}
+    corrections = {**start.corrections, **of_groups}
     blended = blend_corrections(kernels.work, corrections)
     scaffold_s = terms.seconds(np.log(blended), clock_hz)
     time = fit_residuals([ResidualSample(kernels, own_s / scaffold_s)])
-    own = LearnedFactors(reference, time, {})
+    own_factors = LearnedFactors(reference, time, {})
     return replace(
         start,
         corrections=corrections,
-        learned=LayeredFactors(reference, time, {}, own=own, carried=start.learned),
+        learned=LayeredFactors(reference, time, {}, own=own_factors, carried=start.learned),
         seen={**start.seen, **measured_ranges(rows, kernels)},
     )
+
+
+def _keep_common_kinds(
+    table: TableRows,
+    gpu: Gpu,
+    start: Bundle,
+) -> TableRows:
+    """Return the rows whose family and group of kernels have enough rows to learn from."""
+    rows = table.rows
+    kernels = build_kernels(rows.ops, rows.conditions, gpu, start.reference, ())
+    family_count = Counter(kernels.work.root_family)
+    group_count = Counter(kernels.work.kernel_family)
+    kinds = zip(kernels.work.root_family, kernels.work.kernel_family, strict=True)
+    has_many = [
+        family_count[family] >= LEAST_ROWS and group_count[group] >= LEAST_GROUP_ROWS
+        for family, group in kinds
+    ]
+    return table.select_rows(np.array(has_many, dtype=bool))
+
+
+def _estimate_clocks(
+    kernels: Kernels,
+    own_s: Array,
+    gpu: Gpu,
+    bundle: Bundle,
+) -> Array:
+    """Return the clock of each burst: the top clock, less what the load of a kernel takes off."""
+    top_hz = float(sweep_values(gpu.clocks.max_hz))
+    law = bundle.for_bursts().clock_law
+    if law is None:
+        return np.full(len(own_s), top_hz)
+    return loaded_clock_hz(law, kernels, own_s, top_hz, bundle.reference.sm_count)
 
 
 def fit_beside(
@@ -359,16 +383,15 @@ def fit_beside(
     time comes from ``fitted``, and what is left of the latency is the operator's. Kinds with few
     such rows keep their corrections.
     """
-    is_alone = [len(ops) == 1 and ops[0].kind == "engine_quantize" for ops in table.beside]
-    latency_s = table.rows.column("latency_s")
-    table = table.select_rows(np.array(is_alone, dtype=bool) & (latency_s >= LEAST_BESIDE_S))
+    is_long = table.rows.column("latency_s") >= LEAST_BESIDE_S
+    table = table.select_rows(_is_quantised_product(table) & is_long)
     if not len(table.rows):
         return start
     ops = tuple(row_ops[0] for row_ops in table.beside)
-    conditions = (USUAL_CONDITION,) * len(ops)
-    kernels = build_kernels(ops, conditions, gpu, start.reference, ())
+    kernels = _build_usual(ops, gpu, start)
     latency_s = table.rows.column("latency_s")
-    own_s = predict_with_bundle(fitted, table.rows, gpu, RUN_S)[:, 0]
+    product_s = predict_with_bundle(fitted, table.rows, gpu, RUN_S)[:, 0]
+    left_s = np.maximum(latency_s - product_s, LEAST_OWN_SHARE * latency_s)
     predicted_s = predict_bursts_s(kernels, gpu, start)
     is_dominant = predicted_s > LEAST_BESIDE_SHARE * latency_s
 
@@ -378,17 +401,46 @@ def fit_beside(
         rows = np.flatnonzero((groups == group) & is_dominant)
         if len(rows) < LEAST_BESIDE_ROWS:
             continue
-        chosen = build_kernels(
-            tuple(ops[row] for row in rows), conditions[: len(rows)], gpu, start.reference, ()
+        group_kernels = _build_usual([ops[row] for row in rows], gpu, start)
+        bundle = replace(start, corrections=corrections)
+        correction = _refit_group(
+            group, group_kernels, left_s[rows], predicted_s[rows], gpu, bundle
         )
-        terms = compute_ideal_terms(chosen, start.reference)
-        clock_hz = np.full(len(rows), float(sweep_values(gpu.clocks.max_hz)))
-        scaffold_s = terms.seconds(np.log(blend_corrections(chosen.work, corrections)), clock_hz)
-        learned = predicted_s[rows] / scaffold_s
-        left_s = np.maximum(latency_s[rows] - own_s[rows], LEAST_OWN_SHARE * latency_s[rows])
-        begin = find_correction(group, corrections)
-        corrections[group] = refit_correction(terms, left_s / learned, clock_hz, begin)
+        corrections = {**corrections, group: correction}
     return replace(start, corrections=corrections)
+
+
+def _refit_group(
+    group: str,
+    kernels: Kernels,
+    measured_s: Array,
+    predicted_s: Array,
+    gpu: Gpu,
+    start: Bundle,
+) -> Correction:
+    """Fit the corrections of one group of kernels again; its learned factors stay as they are."""
+    terms = compute_ideal_terms(kernels, start.reference)
+    clock_hz = np.full(len(measured_s), float(sweep_values(gpu.clocks.max_hz)))
+    blended = blend_corrections(kernels.work, start.corrections)
+    learned = predicted_s / terms.seconds(np.log(blended), clock_hz)
+    begin = find_correction(group, start.corrections)
+    return refit_correction(terms, measured_s / learned, clock_hz, begin)
+
+
+def _is_quantised_product(table: TableRows) -> Mask:
+    """Mark the rows that timed one quantising and nothing else together with a product."""
+    alone = [len(ops) == 1 and ops[0].kind == "engine_quantize" for ops in table.beside]
+    return np.array(alone, dtype=bool)
+
+
+def _build_usual(
+    ops: Sequence[Operator],
+    gpu: Gpu,
+    bundle: Bundle,
+) -> Kernels:
+    """Build the kernels of operators under usual conditions."""
+    conditions = (USUAL_CONDITION,) * len(ops)
+    return build_kernels(tuple(ops), conditions, gpu, bundle.reference, ())
 
 
 def beside_s(
@@ -406,8 +458,7 @@ def beside_s(
         rows += [row] * len(row_ops)
         ops += row_ops
     if ops:
-        conditions = (USUAL_CONDITION,) * len(ops)
-        kernels = build_kernels(ops, conditions, gpu, bundle.reference, ())
+        kernels = _build_usual(ops, gpu, bundle)
         np.add.at(seconds, rows, predict_bursts_s(kernels, gpu, bundle))
     return seconds
 
@@ -489,8 +540,8 @@ def _fit_power(
         has_sibling = gpu.name in forecast_rule().energies_from
         distance = EVIDENCE.same_processor if has_sibling else 1.0
         evidence = kernel_evidence(few, gpu, bundle)
-        found = weigh_energies(evidence, scalable_modules(bundle), distance)
-        return found.move(bundle), found.describe()
+        weighed = weigh_energies(evidence, scalable_modules(bundle), distance)
+        return weighed.move(bundle), weighed.describe()
     quantity, moved = shift_energies(few, gpu, bundle)
     if not quantity.levels:
         return moved, f"energies: as before ({len(few)} rows of watts did not move them)"

@@ -24,6 +24,7 @@ import wattcast.predictor.bundle as bundle_package
 from wattcast import hardware
 from wattcast.calibrate import (
     energy_evidence,
+    table_files,
     table_fit,
     table_rows,
 )
@@ -188,7 +189,7 @@ def _hash_inputs(
     """Return a hash of the tables that a card's bundle is made from."""
     digest = hashlib.sha256(f"{gpu!r} {engine}".encode())
     folder = table_folder(gpu.name, reference)
-    found, _ = table_rows.find_tables([folder], gpu, engine or None)
+    found, _ = table_files.find_tables([folder], gpu, engine or None)
     paths = [file.path for file in found]
     if gpu.name == GPU:
         paths.append(reference / TABLE)

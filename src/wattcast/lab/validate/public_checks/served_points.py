@@ -34,7 +34,7 @@ from wattcast.calibrate.scoring import (
     make_absent_row,
     make_ledger_row,
 )
-from wattcast.calibrate.table_rows import system_name
+from wattcast.calibrate.table_files import system_name
 from wattcast.core.errors import WattcastError
 from wattcast.predictor.bundle.calibrated import USUAL_ENGINE
 from wattcast.serving.simulate_serving import simulate
