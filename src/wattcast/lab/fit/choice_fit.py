@@ -7,8 +7,8 @@ times."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -40,11 +40,12 @@ _STEPS = 80
 _SPLIT_BLOCKS = 1.9  # blocks a tile, from which K was split; padding of the grid stays below
 LEAST_CHOICE_ROWS = 8  # of a class, to choose at all
 _STRAYS = 0.02
+# classes for which trees vote: cuDNN's rules have many corners
 VOTED_CLASSES = (
     "conv2d-half",
     "conv2d-tf32",
     "conv2d-fp32",
-)  # for which trees vote: cuDNN's rules have many corners
+)
 _TREES = 40
 
 
@@ -52,34 +53,51 @@ def fit_kernel_choice(rows: KernelRows, reference: ReferenceChip) -> dict[str, K
     """Fit a chooser for each class of products with enough named rows; each operator counts
     once.
     """
-    first: dict[tuple[str, Operator], int] = {}
-    for i, key in enumerate(zip(rows.spec, rows.ops, strict=True)):
-        first.setdefault(key, i)
-    named = sorted(i for i in first.values() if rows.names[i])
-    classes, sizes, shape = kernel_choice_inputs(
-        [rows.ops[i] for i in named], [rows.conditions[i] for i in named]
-    )
-    labels = find_labels_run(rows.select_rows(np.isin(np.arange(len(rows)), named)))
-    members: dict[str, list[int]] = {}
-    for i, name in enumerate(classes):
-        if name:
-            places = members.setdefault(name, [])
-            if labels[i] is not None:
-                places.append(i)
+    products = _collect_products(rows)
     choosers = {}
-    for name, places in members.items():
-        if len(places) < LEAST_CHOICE_ROWS:
+    for name, members in products.members.items():
+        if len(members) < LEAST_CHOICE_ROWS:
             continue
-        at = _leave_out_strays(np.array(places), labels)
-        ran = [label for i in at if (label := labels[i]) is not None]
+        chosen = _leave_out_strays(np.array(members), products.labels)
+        ran = [label for place in chosen if (label := products.labels[place]) is not None]
         columns = CONVOLUTION_COLUMNS if name.startswith("conv2d") else PRODUCT_COLUMNS
-        table = np.stack([shape[column][at] for column in columns], axis=-1)
-        sizes_at = tuple(size[at] for size in sizes)
-        chooser = _fit_chooser(ran, sizes_at, table, columns, reference.sm_count)
+        table = np.stack([products.shape[column][chosen] for column in columns], axis=-1)
+        sizes = tuple(size[chosen] for size in products.sizes)
+        chooser = _fit_chooser(ran, sizes, table, columns, reference.sm_count)
         if name in VOTED_CLASSES:
             chooser = replace(chooser, votes=_grow_votes(chooser, ran, table))
         choosers[name] = chooser
     return choosers
+
+
+@dataclass(frozen=True)
+class _NamedProducts:
+    """The products of a database whose kernels are named, each operator once."""
+
+    members: Mapping[str, Sequence[int]]  # places of each class whose kernel is known
+    labels: Sequence[KernelLabel | None]  # of each product
+    sizes: tuple[Array, ...]
+    shape: Mapping[str, Array]
+
+
+def _collect_products(rows: KernelRows) -> _NamedProducts:
+    """Collect the products with a kernel name, the first row of each operator."""
+    first: dict[tuple[str, Operator], int] = {}
+    for place, key in enumerate(zip(rows.spec, rows.ops, strict=True)):
+        first.setdefault(key, place)
+    is_named = np.zeros(len(rows), dtype=bool)
+    for place in first.values():
+        is_named[place] = bool(rows.names[place])
+    named = rows.select_rows(is_named)
+    classes, sizes, shape = kernel_choice_inputs(named.ops, named.conditions)
+    labels = find_labels_run(named)
+    members: dict[str, list[int]] = {}
+    for place, name in enumerate(classes):
+        if name:
+            places = members.setdefault(name, [])
+            if labels[place] is not None:
+                places.append(place)
+    return _NamedProducts(members, labels, tuple(sizes), shape)
 
 
 def _leave_out_strays(
@@ -111,20 +129,36 @@ def _find_kernels_run(rows: KernelRows) -> list[tuple[KernelLabel | None, int]]:
     """Return the kernel of each row and its blocks per tile; 0 for Hopper's, whose blocks walk over
     tiles.
     """
-    classes, (b, m, n, _), _ = kernel_choice_inputs(rows.ops, rows.conditions)
+    classes, (batch, m, n, _), _ = kernel_choice_inputs(rows.ops, rows.conditions)
     kernels_run = []
-    for i, (name, names, blocks) in enumerate(zip(classes, rows.names, rows.blocks, strict=True)):
-        label = kernel_labels.find_label(names) if name and names else None
+    for place, names in enumerate(rows.names):
+        label = kernel_labels.find_label(names) if classes[place] and names else None
         parts = 0
-        tiled = label is not None and label.kind not in ("hopper", "vector")
-        at = kernel_labels.find_product_kernel(names) if tiled else None
-        if label is not None and at is not None and at < len(blocks):
-            per_tile = blocks[at] / (
-                b[i] * np.ceil(n[i] / label.tile_n) * np.ceil(m[i] / label.tile_m)
-            )
-            parts = round(float(per_tile)) if per_tile >= _SPLIT_BLOCKS else 1
+        blocks = _find_product_blocks(label, names, rows.blocks[place])
+        if label is not None and blocks is not None:
+            tiles_n = np.ceil(n[place] / label.tile_n)
+            tiles_m = np.ceil(m[place] / label.tile_m)
+            blocks_per_tile = blocks / (batch[place] * tiles_n * tiles_m)
+            is_split = blocks_per_tile >= _SPLIT_BLOCKS
+            parts = round(float(blocks_per_tile)) if is_split else 1
         kernels_run.append((label, parts))
     return kernels_run
+
+
+def _find_product_blocks(
+    label: KernelLabel | None,
+    names: Sequence[str],
+    blocks: Sequence[int],
+) -> int | None:
+    """Return the blocks of the kernel that computes the product; None where it has no tiles of its
+    own or its grid is not known.
+    """
+    if label is None or label.kind in ("hopper", "vector"):
+        return None
+    place = kernel_labels.find_product_kernel(names)
+    if place is None or place >= len(blocks):
+        return None
+    return blocks[place]
 
 
 def choose_labels(rows: KernelRows, reference: ReferenceChip) -> list[KernelLabel | None]:

@@ -46,9 +46,9 @@ DENSE = tuple(name for name in FITTING if name not in EXPERTS)
 LARGEST_GRAPH = 512  # tokens
 FEWEST_LAUNCHES = 20  # of a run, for their spread
 RATIOS = ("expert_layers", "same_expert_layers", "launch_spread", "launch_memory")
-QUEUED_SHARE = (
-    0.6  # a launch that takes this share of the GPU's time, and then waits, was held up by it
-)
+WAITING_S = 0.001  # a host that waits longer for the GPU does wait
+# a launch that takes this share of the GPU's time, and then waits, was held up by it
+QUEUED_SHARE = 0.6
 
 
 @dataclass
@@ -85,7 +85,7 @@ class _TrafficTimes:
         self.admit_s.append(pause_s[admits].sum() / step["prompts"][admits].sum())
 
         small = step["tokens"] <= LARGEST_GRAPH
-        free = (step["wait_s"] < 0.001) & (step["launch_s"] < COMPILING_S)
+        free = (step["wait_s"] < WAITING_S) & (step["launch_s"] < COMPILING_S)
         in_pieces = step["launch_s"][small & ~alone & free]
         without_graph = step["launch_s"][~small & free]
         self.pieces[model].extend(in_pieces)
@@ -132,39 +132,90 @@ def fit_host_times(
     kinds = ("decode", "prefill", "mixed")
     rows = [row for row in records.select_kind(*kinds) if row["model"] in layers]
     times = _fit_lines(traffic, [row for row in rows if row["card_uuid"] in hosts])
-
-    def per_layer(name: str, launches: Sequence[float]) -> float:
-        return float((np.mean(launches) - times["launch_graph"]) / layers[name])
-
-    loose = traffic.loose
-    same_layer_s: dict[str, list[float]] = {}  # by host
-    for row in rows:
-        held_up = row["wait_s"] > 0.001 and row["launch_s"] > QUEUED_SHARE * row["device_s"]
-        if row["kind"] == "decode" or held_up:
-            continue
-        if row["tokens"] <= LARGEST_GRAPH:
-            layer_s = per_layer(row["model"], [row["launch_s"]])
-            same_layer_s.setdefault(row["card_uuid"], []).append(layer_s)
-        elif row["card_uuid"] in hosts:
-            loose[row["model"]].append(row["launch_s"])
-
-    piece_s = [per_layer(name, traffic.pieces[name]) for name in layers if traffic.pieces[name]]
-    times["launch_layer"] = float(np.mean(piece_s))
-    host_means_s = [np.mean(seconds) for seconds in same_layer_s.values()]
-    times["launch_same_layer"] = float(np.mean(host_means_s))
-    dense_layer_s = [per_layer(name, loose[name]) for name in layers if name not in experts]
-    times["launch_loose_layer"] = float(np.mean(dense_layer_s))
-    dense_s = float(np.mean(list_loose_layers(records, times["launch_graph"])))
-    experts_s = float(np.mean(list_loose_layers(records, times["launch_graph"], experts)))
-    times["launch_same_loose_layer"] = dense_s
-    times["same_expert_layers"] = experts_s / dense_s - 1.0
+    free_rows = [row for row in rows if row["kind"] != "decode" and not _is_held_up(row)]
+    launches = _LaunchTimes(layers, times["launch_graph"], traffic, free_rows, hosts)
+    times.update(launches.average_layers(experts))
+    times.update(_average_repeated_layers(records, times["launch_graph"], experts))
     times["admit"] = float(np.mean(traffic.admit_s))
-    expert_layer_s = [per_layer(name, loose[name]) for name in layers if name in experts]
-    ratios = [seconds / times["launch_loose_layer"] - 1.0 for seconds in expert_layer_s]
-    times["expert_layers"] = float(np.mean(ratios))
     times["launch_spread"] = float(np.median(traffic.spreads))
     times["launch_memory"] = float(np.median(traffic.memories))
     return times
+
+
+def _is_held_up(row: Plain) -> bool:
+    """Whether a GPU with a full queue of launches held up the host in a step."""
+    waits = row["wait_s"] > WAITING_S
+    return bool(waits and row["launch_s"] > QUEUED_SHARE * row["device_s"])
+
+
+class _LaunchTimes:
+    """What launching steps costs without a whole graph, by model and by host."""
+
+    def __init__(
+        self,
+        layers: Mapping[str, int],
+        launch_graph_s: float,
+        traffic: _TrafficTimes,
+        free_rows: Sequence[Plain],
+        traffic_hosts: Collection[str],
+    ) -> None:
+        self.layers = layers
+        self.launch_graph_s = launch_graph_s
+        self.pieces = traffic.pieces
+        self.loose = traffic.loose
+        self.same_layer_s: dict[str, list[float]] = {}  # by host
+        for row in free_rows:
+            model = row["model"]
+            if row["tokens"] <= LARGEST_GRAPH:
+                layer_s = self.per_layer_s(model, [row["launch_s"]])
+                self.same_layer_s.setdefault(row["card_uuid"], []).append(layer_s)
+            elif row["card_uuid"] in traffic_hosts:
+                self.loose[model].append(row["launch_s"])
+
+    def per_layer_s(self, model: str, launches_s: Sequence[float]) -> float:
+        """Return what launching a layer costs over launching the whole model as one graph."""
+        return float((np.mean(launches_s) - self.launch_graph_s) / self.layers[model])
+
+    def average_layers(self, experts: Collection[str]) -> dict[str, float]:
+        """Return the mean over models of a layer in pieces, repeated alike, and without graphs; and
+        how much more layers with experts take.
+        """
+        piece_s = []
+        dense_s = []
+        expert_s = []
+        for model in self.layers:
+            if self.pieces[model]:
+                piece_s.append(self.per_layer_s(model, self.pieces[model]))
+            loose_s = self.per_layer_s(model, self.loose[model])
+            if model in experts:
+                expert_s.append(loose_s)
+            else:
+                dense_s.append(loose_s)
+        host_means_s = [np.mean(seconds) for seconds in self.same_layer_s.values()]
+        mean_dense_s = float(np.mean(dense_s))
+        ratios = [seconds / mean_dense_s - 1.0 for seconds in expert_s]
+        return {
+            "launch_layer": float(np.mean(piece_s)),
+            "launch_same_layer": float(np.mean(host_means_s)),
+            "launch_loose_layer": mean_dense_s,
+            "expert_layers": float(np.mean(ratios)),
+        }
+
+
+def _average_repeated_layers(
+    records: EngineRecords,
+    launch_graph_s: float,
+    experts: Collection[str],
+) -> dict[str, float]:
+    """Return the mean over hosts of a layer without graphs in repeated steps, and how much more
+    layers with experts take.
+    """
+    dense_s = float(np.mean(list_loose_layers(records, launch_graph_s)))
+    experts_s = float(np.mean(list_loose_layers(records, launch_graph_s, experts)))
+    return {
+        "launch_same_loose_layer": dense_s,
+        "same_expert_layers": experts_s / dense_s - 1.0,
+    }
 
 
 def _fit_lines(traffic: _TrafficTimes, steps: Sequence[Plain]) -> dict[str, float]:
@@ -208,9 +259,9 @@ def list_loose_layers(
     for row in records.select_kind("prefill", "mixed"):
         if row["model"] not in models or row["tokens"] <= LARGEST_GRAPH:
             continue
-        if row["wait_s"] <= 0.001 or row["launch_s"] <= QUEUED_SHARE * row["device_s"]:
-            each_s = (row["launch_s"] - launch_graph_s) / FITTING[row["model"]]
-            by_host.setdefault(row["card_uuid"], []).append(each_s)
+        if not _is_held_up(row):
+            layer_s = (row["launch_s"] - launch_graph_s) / FITTING[row["model"]]
+            by_host.setdefault(row["card_uuid"], []).append(layer_s)
     return sorted(float(np.mean(launches)) for launches in by_host.values())
 
 
@@ -246,19 +297,17 @@ def learn_host_factor(
         ratio = _compare_host(row)
         if ratio is not None:
             logs.setdefault(row["model"], []).append(float(np.log(ratio)))
-    return (
-        float(np.exp(np.mean([np.mean(model_logs) for model_logs in logs.values()])))
-        if logs
-        else None
-    )
+    if not logs:
+        return None
+    model_means = [np.mean(model_logs) for model_logs in logs.values()]
+    return float(np.exp(np.mean(model_means)))
 
 
 def _compare_host(row: Plain) -> float | None:
     """Return what the host took for a repeated step over what the law gives; None where a full
     queue held it up or the engine compiled.
     """
-    held_up = row["wait_s"] > 0.001 and row["launch_s"] > QUEUED_SHARE * row["device_s"]
-    if row["tokens"] is None or held_up or row["launch_s"] > COMPILING_S:
+    if row["tokens"] is None or _is_held_up(row) or row["launch_s"] > COMPILING_S:
         return None
     options = replace(
         read_engine_options(row),
@@ -270,8 +319,13 @@ def _compare_host(row: Plain) -> float | None:
     assert step is not None  # graphs of engines have steps
     times = load_host_times()
     counts = times.count_launches(step.launches, by_openai=True)
-    tokens, decodes, prompts = (int(row[name] or 0) for name in ("tokens", "batch", "prompts"))
-    law_s = times.repeated_step_s(counts, tokens, decodes, prompts, admitted=0.0)
+    law_s = times.repeated_step_s(
+        counts,
+        int(row["tokens"] or 0),
+        int(row["batch"] or 0),
+        int(row["prompts"] or 0),
+        admitted=0.0,
+    )
     return float(row["host_s"]) / law_s
 
 

@@ -24,9 +24,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from wattcast.calibrate.kernel_rows import (
     CARD,
@@ -542,19 +544,13 @@ def price_rows(
     effective = at.column("effective_clock_hz") * clock_hz / settled_hz[usable]
     effective_hz = np.where(np.isfinite(effective), effective, 0.92 * clock_hz)
 
-    # events, and the cycles of busy SMs among them
-    names, counted = count_events(some)
     fixed_s = blend_corrections(some.work, corrections)[:, 2] * some.work.launches
-    active = count_active_sms(some, count_waves(some, float(np.mean(gpu.sm_count))))
-    busy = active * np.maximum(latency_s - fixed_s, 0.0) * effective_hz
-    value = np.column_stack([counted, busy])
-    events = np.array([*names, BUSY_EVENT])
-    used = value.any(axis=0) & (events != "link_byte")
-    used_events = tuple(events[used].tolist())
+    own_s = np.maximum(latency_s - fixed_s, 0.0)
+    events, counted = _count_used_events(some, own_s, effective_hz, gpu)
     priced = PowerRows(
-        value[:, used] / latency_s[:, None],
-        used_events,
-        tuple(known_events()[event].module for event in used_events),
+        counted / latency_s[:, None],
+        events,
+        tuple(known_events()[event].module for event in events),
         clock_hz,
         power_w,
         at.data,
@@ -562,10 +558,34 @@ def price_rows(
         at.is_kind("sustained"),
     )
     at_top_s = latency_s * clock_hz / reference.top_hz
-    more = dict(zip(RATE_FEATURES, busy_rates(some, reference, at_top_s, fixed_s), strict=True))
+    rates = busy_rates(some, reference, at_top_s, fixed_s)
     # a percent of power is the more percent of dynamic power, the smaller that is
-    sure = np.clip(1.0 - idle.power_at(clock_hz, DEFAULT_TEMPERATURE_C) / power_w, _LEAST_SURE, 1.0)
-    return priced, ResidualSample(some, np.ones(len(power_w)), more, sure=sure)
+    idle_w = idle.power_at(clock_hz, DEFAULT_TEMPERATURE_C)
+    sure = np.clip(1.0 - idle_w / power_w, _LEAST_SURE, 1.0)
+    sample = ResidualSample(
+        some,
+        np.ones(len(power_w)),
+        dict(zip(RATE_FEATURES, rates, strict=True)),
+        sure=sure,
+    )
+    return priced, sample
+
+
+def _count_used_events(
+    kernels: Kernels,
+    busy_s: Array,
+    clock_hz: Array,
+    gpu: Gpu,
+) -> tuple[tuple[str, ...], Array]:
+    """Return the events of kernels and the cycles of their busy SMs, as far as any of them occur;
+    kernels are busy for ``busy_s`` at ``clock_hz``.
+    """
+    names, counted = count_events(kernels)
+    active_sms = count_active_sms(kernels, count_waves(kernels, float(np.mean(gpu.sm_count))))
+    value = np.column_stack([counted, active_sms * busy_s * clock_hz])
+    events = np.array([*names, BUSY_EVENT])
+    is_used = value.any(axis=0) & (events != "link_byte")
+    return tuple(events[is_used].tolist()), value[:, is_used]
 
 
 def _select_priced_rows(
@@ -599,15 +619,14 @@ def _event_watts(
     toggling: Mapping[str, float],
 ) -> Array:
     """Return the modelled dynamic power, ``(row, event)``."""
-    on_own_rail, steady = (
-        np.array([m in group for m in rows.modules]) for group in (OWN_RAIL, STEADY)
-    )
-    energy = np.array([power.energy_j[name] for name in rows.events])
-    squared = power.voltage.level_at(rows.clock_hz)[:, None] ** 2
-    factor = np.array([toggling[d] for d in rows.data])[:, None]
-    return np.asarray(
-        rows.rate * energy * np.where(on_own_rail, 1.0, squared) * np.where(steady, 1.0, factor)
-    )
+    on_own_rail = np.array([module in OWN_RAIL for module in rows.modules])
+    is_steady = np.array([module in STEADY for module in rows.modules])
+    energy_j = np.array([power.energy_j[name] for name in rows.events])
+    voltage_squared = power.voltage.level_at(rows.clock_hz)[:, None] ** 2
+    toggling_factor = np.array([toggling[data] for data in rows.data])[:, None]
+    of_voltage = np.where(on_own_rail, 1.0, voltage_squared)
+    of_data = np.where(is_steady, 1.0, toggling_factor)
+    return np.asarray(rows.rate * energy_j * of_voltage * of_data)
 
 
 _LEVELLED = 2  # rounds
@@ -645,16 +664,18 @@ def describe_cards(
     toggling: Mapping[str, float],
 ) -> CardRows:
     """Compare rows with the modelled power of their kernels."""
-    watts = _event_watts(rows, power, toggling)
-    total_w = power.idle.power_at(rows.clock_hz, DEFAULT_TEMPERATURE_C) + np.maximum(
-        watts.sum(axis=1), 1.0
-    )
-    memory = watts[:, [m in OWN_RAIL for m in rows.modules]].sum(axis=1) / total_w
-    kernels = tuple(str(op) for op in sample.kernels.ops)
-    comparable = np.array([d == "random" for d in rows.data]) & rows.sustained
-    log_ratio = np.log(rows.power_w / total_w)
+    event_w = _event_watts(rows, power, toggling)
+    dynamic_w = np.maximum(event_w.sum(axis=1), 1.0)
+    total_w = power.idle.power_at(rows.clock_hz, DEFAULT_TEMPERATURE_C) + dynamic_w
+    on_memory = [module in OWN_RAIL for module in rows.modules]
+    is_random = np.array([data == "random" for data in rows.data])
     return CardRows(
-        rows.card, memory, log_ratio, tuple(sample.kernels.work.kernel_family), kernels, comparable
+        card=rows.card,
+        memory=event_w[:, on_memory].sum(axis=1) / total_w,
+        log_ratio=np.log(rows.power_w / total_w),
+        families=tuple(sample.kernels.work.kernel_family),
+        kernels=tuple(str(op) for op in sample.kernels.ops),
+        comparable=is_random & rows.sustained,
     )
 
 
@@ -667,22 +688,45 @@ def find_card_levels(*parts: CardRows) -> dict[float, tuple[float, float]]:
     [Searle1992]: all but a and b are random with spreads of their own, and found by ridge
     regression. Kernels that several cards ran tell these apart best; what a card with few rows
     shows is drawn towards the mean card. Returns u and v by card."""
-    card, memory, target, families, kernels = (
-        np.concatenate([np.array(getattr(part, name))[part.comparable] for part in parts])
-        for name in ("card", "memory", "log_ratio", "families", "kernels")
+    joined = _join_comparable(parts)
+    of_card = _mark_labels(joined.card)
+    memory = joined.memory
+    fixed = _FREE * np.column_stack([np.ones(len(memory)), memory])
+    design = np.column_stack(
+        [
+            of_card * _CARD,
+            of_card * memory[:, None] * _CARD_MEMORY,
+            fixed,
+            _mark_labels(np.array(joined.families)) * _FAMILY,
+            _mark_labels(np.array(joined.kernels)) * _KERNEL,
+        ]
     )
-    card_columns, of_family, of_kernel = (
-        np.asarray(labels[:, None] == np.unique(labels), dtype=np.float64)
-        for labels in (card, families, kernels)
-    )
-    free = _FREE * np.column_stack([np.ones(len(card_columns)), memory])
-    by_card = [card_columns * _CARD, card_columns * memory[:, None] * _CARD_MEMORY]
-    design = np.column_stack([*by_card, free, of_family * _FAMILY, of_kernel * _KERNEL])
     precise = design.T @ design + _REPEAT**2 * np.eye(design.shape[1])
-    solution = np.linalg.solve(precise, design.T @ target)
-    count = card_columns.shape[1]
-    pairs = zip(_CARD * solution[:count], _CARD_MEMORY * solution[count : 2 * count], strict=True)
-    return {
-        float(name): (float(u), float(v))
-        for name, (u, v) in zip(np.unique(card), pairs, strict=True)
-    }
+    solution = np.linalg.solve(precise, design.T @ joined.log_ratio)
+    cards = np.unique(joined.card).tolist()
+    level = (_CARD * solution[: len(cards)]).tolist()
+    memory_level = (_CARD_MEMORY * solution[len(cards) : 2 * len(cards)]).tolist()
+    return dict(zip(cards, zip(level, memory_level, strict=True), strict=True))
+
+
+def _join_comparable(parts: Sequence[CardRows]) -> CardRows:
+    """Join the rows of several parts that can be compared."""
+    families: list[str] = []
+    kernels: list[str] = []
+    for part in parts:
+        places = np.flatnonzero(part.comparable).tolist()
+        families += [part.families[place] for place in places]
+        kernels += [part.kernels[place] for place in places]
+    return CardRows(
+        card=np.concatenate([part.card[part.comparable] for part in parts]),
+        memory=np.concatenate([part.memory[part.comparable] for part in parts]),
+        log_ratio=np.concatenate([part.log_ratio[part.comparable] for part in parts]),
+        families=tuple(families),
+        kernels=tuple(kernels),
+        comparable=np.ones(len(families), dtype=bool),
+    )
+
+
+def _mark_labels(labels: npt.NDArray[Any]) -> Array:
+    """Return 1 where a row has a label and 0 elsewhere, ``(row, label)``."""
+    return np.asarray(labels[:, None] == np.unique(labels), dtype=np.float64)

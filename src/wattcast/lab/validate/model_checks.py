@@ -212,25 +212,24 @@ def compare_models(
 ) -> ComparedModels:
     """Predict every case as it was run, by its command; captured ones without a host."""
     top_hz = float(np.mean(gpu.clocks.max_hz))
-    alone = replace(bundle, launch=replace(bundle.launch, host_s_per_operator=0.0))
-    figures = []
-    for case, p in zip(
-        cases,
-        answer_commands([ask_model_row(case, gpu.name).command for case in cases]),
-        strict=True,
-    ):
-        used = alone if case.row.graph else bundle
-        top = total_at_clock(p.basis.timeline, OperatingPoint(clock_hz=top_hz), used)
-        figures.append((p.latency_s, p.power_w, p.clock_hz, float(top.power_w)))
-    seconds, watts, hertz, top_w = (np.array(column) for column in zip(*figures, strict=True))
-    names = ("latency_s", "power_w", "sm_clock_hz")
-    latency_s, power_w, clock_hz = (
-        whole_models.measured_column(cases, attrgetter(name)) for name in names
-    )
-    graph = np.array([case.row.graph for case in cases])
-    capped = np.array([whole_models.was_capped(case.row, top_hz) for case in cases])
+    without_host = replace(bundle, launch=replace(bundle.launch, host_s_per_operator=0.0))
+    predictions = answer_commands([ask_model_row(case, gpu.name).command for case in cases])
+    top_w = []
+    for case, prediction in zip(cases, predictions, strict=True):
+        used = without_host if case.row.graph else bundle
+        at_top = OperatingPoint(clock_hz=top_hz)
+        top_w.append(float(total_at_clock(prediction.basis.timeline, at_top, used).power_w))
     return ComparedModels(
-        tuple(cases), latency_s, power_w, clock_hz, seconds, watts, hertz, top_w, graph, capped
+        tuple(cases),
+        whole_models.measured_column(cases, attrgetter("latency_s")),
+        whole_models.measured_column(cases, attrgetter("power_w")),
+        whole_models.measured_column(cases, attrgetter("sm_clock_hz")),
+        np.array([prediction.latency_s for prediction in predictions]),
+        np.array([prediction.power_w for prediction in predictions]),
+        np.array([prediction.clock_hz for prediction in predictions]),
+        np.array(top_w),
+        np.array([case.row.graph for case in cases]),
+        np.array([whole_models.was_capped(case.row, top_hz) for case in cases]),
     )
 
 
@@ -261,84 +260,117 @@ def _bound_rows(
     where: str,
     gpu: Gpu,
 ) -> list[LedgerRow]:
-    limit_w, top_hz = (
-        np.full(len(compared.cases), float(np.mean(x)))
-        for x in (gpu.power.limit_w, gpu.clocks.max_hz)
-    )
-    at = compared.graph & np.isfinite(compared.power_w)
-    floor_s, floor_w = five_number_floor([compared.cases[i] for i in np.flatnonzero(at)], gpu)
-    whole = np.full((2, len(at)), np.nan)
-    whole[:, at] = floor_s, floor_w
-    floor_s, floor_w = whole
-    capped = at & compared.capped
-    free = at & ~compared.capped
-
-    def score(
-        predicted: Array,
-        true: Array,
-        floor: Array,
-        quantity: str,
-        mask: Mask,
-        **more: Any,
-    ) -> LedgerRow:
-        return score_row(where, quantity, predicted[mask], true[mask], floor[mask], **more)
-
-    def latency(
-        quantity: str,
-        mask: Mask,
-        **more: Any,
-    ) -> LedgerRow:
+    """Return the errors of runs that the GPU bounds: by quantity, kind of run and clock."""
+    bound = _BoundModels(compared, where, gpu)
+    every = bound.is_bound
+    capped = every & compared.capped
+    free = every & ~compared.capped
+    with_clock = every & np.isfinite(compared.clock_hz)
+    rows = [bound.score_latency("latency", every, must=11.0, aim=7.0)]
+    for name, mask in _list_kinds(compared).items():
         if mask.any():
-            more["median_ratio"] = round(
-                float(np.median((compared.predicted_s / compared.latency_s)[mask])), 3
-            )
-        return score(compared.predicted_s, compared.latency_s, floor_s, quantity, mask, **more)
+            rows.append(bound.score_latency(f"latency, {name}", every & mask))
+    rows += [
+        bound.score_latency("latency, not capped", free),
+        bound.score_latency("latency, capped", capped),
+        bound.score_power("power", every, must=4.5, aim=3.0),
+        bound.score_power("power, not capped", free),
+        bound.score_power("power, capped", capped),
+        bound.score_energy("energy", every),
+        bound.score_clock("clock", with_clock),
+    ]
+    return rows
 
-    def power(
+
+def _list_kinds(compared: ComparedModels) -> dict[str, Mask]:
+    """Return the runs of each phase, each way of attention and each model."""
+    rows = [case.row for case in compared.cases]
+    kinds = {}
+    for phase in dict.fromkeys(row.phase for row in rows):
+        kinds[phase] = np.array([row.phase == phase for row in rows])
+    for way in ("eager", "flash"):
+        kinds[f"{way} attention"] = np.array([row.attention == way for row in rows])
+    for model in dict.fromkeys(row.model for row in rows):
+        kinds[model] = np.array([row.model == model for row in rows])
+    return kinds
+
+
+class _BoundModels:
+    """Runs that the GPU bounds, with what five numbers of a data sheet would say of them."""
+
+    def __init__(
+        self,
+        compared: ComparedModels,
+        where: str,
+        gpu: Gpu,
+    ) -> None:
+        count = len(compared.cases)
+        self.compared = compared
+        self.where = where
+        self.limit_w = np.full(count, float(np.mean(gpu.power.limit_w)))
+        self.top_hz = np.full(count, float(np.mean(gpu.clocks.max_hz)))
+        self.is_bound = compared.graph & np.isfinite(compared.power_w)
+        bound_cases = [compared.cases[place] for place in np.flatnonzero(self.is_bound)]
+        self.floor_s = np.full(count, np.nan)
+        self.floor_w = np.full(count, np.nan)
+        floor_s, floor_w = five_number_floor(bound_cases, gpu)
+        self.floor_s[self.is_bound] = floor_s
+        self.floor_w[self.is_bound] = floor_w
+
+    def score_latency(
+        self,
         quantity: str,
         mask: Mask,
         **more: Any,
     ) -> LedgerRow:
-        for name, watts in (
-            ("min_of_P_and_cap", np.minimum(compared.top_w, limit_w)),
-            ("the_cap", limit_w),
-        ):
-            error = mean_percent_error(watts[mask], compared.power_w[mask])
-            more[name] = None if error is None else round(error, 2)
-        return score(compared.predicted_w, compared.power_w, floor_w, quantity, mask, **more)
+        """Score the latency, with the median of predicted over measured."""
+        predicted_s = self.compared.predicted_s
+        measured_s = self.compared.latency_s
+        if mask.any():
+            median = float(np.median((predicted_s / measured_s)[mask]))
+            more["median_ratio"] = round(median, 3)
+        return self._score(quantity, mask, predicted_s, measured_s, self.floor_s, **more)
 
-    rows = [case.row for case in compared.cases]
-    kinds = {
-        name: np.array([r.phase == name for r in rows])
-        for name in dict.fromkeys(r.phase for r in rows)
-    }
-    kinds |= {
-        f"{name} attention": np.array([r.attention == name for r in rows])
-        for name in ("eager", "flash")
-    }
-    kinds |= {
-        name: np.array([r.model == name for r in rows])
-        for name in dict.fromkeys(r.model for r in rows)
-    }
-    energy_j = compared.predicted_s * compared.predicted_w
-    floor_j = floor_s * floor_w
-    return [
-        latency("latency", at, must=11.0, aim=7.0),
-        *(latency(f"latency, {name}", at & mask) for name, mask in kinds.items() if mask.any()),
-        latency("latency, not capped", free),
-        latency("latency, capped", capped),
-        power("power", at, must=4.5, aim=3.0),
-        power("power, not capped", free),
-        power("power, capped", capped),
-        score(energy_j, compared.energy_j, floor_j, "energy", at),
-        score(
-            compared.predicted_hz,
-            compared.clock_hz,
-            top_hz,
-            "clock",
-            at & np.isfinite(compared.clock_hz),
-        ),
-    ]
+    def score_power(
+        self,
+        quantity: str,
+        mask: Mask,
+        **more: Any,
+    ) -> LedgerRow:
+        """Score the power, with the errors of the power limit and of it as a cap."""
+        measured_w = self.compared.power_w
+        simple_models_w = {
+            "min_of_P_and_cap": np.minimum(self.compared.top_w, self.limit_w),
+            "the_cap": self.limit_w,
+        }
+        for name, simple_w in simple_models_w.items():
+            error = mean_percent_error(simple_w[mask], measured_w[mask])
+            more[name] = None if error is None else round(error, 2)
+        predicted_w = self.compared.predicted_w
+        return self._score(quantity, mask, predicted_w, measured_w, self.floor_w, **more)
+
+    def score_energy(self, quantity: str, mask: Mask) -> LedgerRow:
+        """Score the energy."""
+        predicted_j = self.compared.predicted_s * self.compared.predicted_w
+        floor_j = self.floor_s * self.floor_w
+        return self._score(quantity, mask, predicted_j, self.compared.energy_j, floor_j)
+
+    def score_clock(self, quantity: str, mask: Mask) -> LedgerRow:
+        """Score the clock, against the top clock as the simple model."""
+        predicted_hz = self.compared.predicted_hz
+        return self._score(quantity, mask, predicted_hz, self.compared.clock_hz, self.top_hz)
+
+    def _score(
+        self,
+        quantity: str,
+        mask: Mask,
+        predicted: Array,
+        measured: Array,
+        floor: Array,
+        **more: Any,
+    ) -> LedgerRow:
+        """Score the runs of a mask."""
+        return score_row(self.where, quantity, predicted[mask], measured[mask], floor[mask], **more)
 
 
 def _launched_rows(

@@ -302,17 +302,8 @@ def power_rows(
         & np.isfinite(clock_hz)
     )
     some = rows.select_rows(at)
-    fold = assign_folds(rows)[at]
     priced, alpha = _rates(some, gpu, power_w[at], clock_hz[at], latency_s[at])
-    predicted_w = np.full((len(_POWER_LABELS), len(priced.power_w)), np.nan)
-    for k in np.unique(fold):
-        train = fold != k
-        test = fold == k
-        model, _ = fit_module_power(_select_rows(priced, train), idle, DEFAULT_TEMPERATURE_C)
-        alpha_terms = _alpha_terms(alpha, priced.clock_hz, model.voltage)
-        predicted_w[0, test] = _module(model, _select_rows(priced, test))
-        predicted_w[1, test] = _linear(alpha_terms, priced.power_w, train, test)
-        predicted_w[2, test] = _linear(_rate_terms(priced), priced.power_w, train, test)
+    predicted_w = _predict_by_models(priced, alpha, assign_folds(rows)[at], idle)
 
     tested = some.is_kind("sustained") & (some.repeat == 0)
     measured_w = priced.power_w[tested]
@@ -332,6 +323,27 @@ def power_rows(
         )
         ledger_rows.append(row)
     return ledger_rows
+
+
+def _predict_by_models(
+    priced: PowerRows,
+    alpha: Array,
+    fold: npt.NDArray[np.int64],
+    idle: IdlePower,
+) -> Array:
+    """Return the watts of each row by each power model, fitted to the other folds, ``(model,
+    row)``.
+    """
+    predicted_w = np.full((len(_POWER_LABELS), len(priced.power_w)), np.nan)
+    for number in np.unique(fold):
+        train = fold != number
+        test = fold == number
+        model, _ = fit_module_power(_select_rows(priced, train), idle, DEFAULT_TEMPERATURE_C)
+        alpha_terms = _alpha_terms(alpha, priced.clock_hz, model.voltage)
+        predicted_w[0, test] = _module(model, _select_rows(priced, test))
+        predicted_w[1, test] = _linear(alpha_terms, priced.power_w, train, test)
+        predicted_w[2, test] = _linear(_rate_terms(priced), priced.power_w, train, test)
+    return predicted_w
 
 
 def _rates(

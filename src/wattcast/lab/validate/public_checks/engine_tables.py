@@ -7,9 +7,9 @@ Run: ``wattcast lab validate`` in the repository (WATTCAST_REFERENCE names the m
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -55,40 +55,56 @@ def table_rows(reference: Path) -> list[LedgerRow]:
     bundle = shipped_bundle("h200")
     assert bundle is not None, "the bundle of the H200 ships"
     ledger_rows = []
-    for table, column, read in (
-        ("gemm", "gemm_dtype", _gemm),
-        ("context_attention", "kv_cache_dtype", _attention),
-        ("generation_attention", "kv_cache_dtype", _attention),
-        ("moe", "moe_dtype", _experts),
-    ):
-        path = reference / "aiconfigurator" / f"{TABLES}.{table}.csv"
+    for table in _TABLES:
+        path = reference / "aiconfigurator" / f"{TABLES}.{table.name}.csv"
         if not path.is_file():
             reason = f"{path.name} not found"
-            ledger_rows.append(make_absent_row("aiconfigurator h200 vllm", table, reason))
+            ledger_rows.append(make_absent_row("aiconfigurator h200 vllm", table.name, reason))
             continue
-        calls_of_form: dict[str, list[tuple[float, _Calls]]] = {}
-        with path.open(newline="", encoding="utf-8") as stream:
-            for line in csv.DictReader(stream):
-                calls = read(line)
-                if calls is not None:
-                    entry = 1e-3 * float(line["latency"]), calls
-                    calls_of_form.setdefault(line[column], []).append(entry)
-        warm = table.endswith("attention")
-        for form, entries in sorted(calls_of_form.items()):
-            measured_s = np.array([latency_s for latency_s, _ in entries])
-            new_s = _seconds([calls[0] for _, calls in entries], warm, gpu, bundle)
-            old_s = _seconds([calls[1] for _, calls in entries], warm, gpu, bundle)
+        is_warm = table.name.endswith("attention")
+        for form, timed in sorted(_read_calls(path, table).items()):
+            measured_s = np.array([call.latency_s for call in timed])
+            new_s = _seconds([call.by_engine for call in timed], is_warm, gpu, bundle)
+            old_s = _seconds([call.by_torch for call in timed], is_warm, gpu, bundle)
             error = 100.0 * np.abs(new_s / measured_s - 1.0)
             row = make_ledger_row(
                 "aiconfigurator h200 vllm 0.24.0, nothing fitted",
-                f"latency, {table} {form}",
-                len(entries),
+                f"latency, {table.name} {form}",
+                len(timed),
                 float(error.mean()),
                 mean_percent_error(old_s, measured_s),
                 median=round(float(np.median(error)), 1),
             )
             ledger_rows.append(row)
     return ledger_rows
+
+
+class _TimedCalls(NamedTuple):
+    """A row of a table: its latency, and its operators as the engine runs them and as PyTorch."""
+
+    latency_s: float
+    by_engine: list[Operator]
+    by_torch: list[Operator]
+
+
+class _Table(NamedTuple):
+    """A table, the column of its number format, and how a line becomes operators."""
+
+    name: str
+    column: str
+    read: Callable[[dict[str, str]], _Calls | None]
+
+
+def _read_calls(path: Path, table: _Table) -> dict[str, list[_TimedCalls]]:
+    """Read the lines of a table that become operators, by number format."""
+    calls_of_form: dict[str, list[_TimedCalls]] = {}
+    with path.open(newline="", encoding="utf-8") as stream:
+        for line in csv.DictReader(stream):
+            calls = table.read(line)
+            if calls is not None:
+                timed = _TimedCalls(1e-3 * float(line["latency"]), *calls)
+                calls_of_form.setdefault(line[table.column], []).append(timed)
+    return calls_of_form
 
 
 def _seconds(
@@ -183,3 +199,11 @@ def _experts(line: dict[str, Any]) -> _Calls | None:
         Bmm(experts, expert_tokens, hidden, inner, Dtype.BF16, dtype=form),
     ]
     return [op], old
+
+
+_TABLES = (
+    _Table("gemm", "gemm_dtype", _gemm),
+    _Table("context_attention", "kv_cache_dtype", _attention),
+    _Table("generation_attention", "kv_cache_dtype", _attention),
+    _Table("moe", "moe_dtype", _experts),
+)

@@ -394,42 +394,58 @@ def _sends_copies(row: dict[str, str]) -> bool:
     )
 
 
+# the first that a row names counts: the widest
 _FORMATS = {
     "fp8": "fp8",
     "float8": "fp8",
     "nvfp4": "nvfp4",
-}  # of two that a row names, the wider
+}
 
 
 def _recipe(row: dict[str, str]) -> dict[str, Any]:
     """Return the options of a training run that its published row tells."""
-    precision = row["precision"].lower()
-    layout = row["dp_or_fsdp"]
     is_compiled = row["compile"] != "no" or row["id"].startswith(_COMPILING_FRAMEWORKS)
     # fused kernels, gradients reduced in bf16
-    is_tuned = row["id"].startswith(("mbridge", "nemo", "mlperf"))
-    lora_rank = 16 if _uses_lora(row) else 0
+    is_tuned = row["id"].startswith(_TUNED_FRAMEWORKS)
+    uses_lora = _uses_lora(row)
     newest = _is_newest(row) and row["gpu"].startswith(("B", "GB"))
-    has_graphs = newest and not (
-        row["model"].startswith("gpt-oss") and row["gpu"].startswith("B300")
-    )
-    reduces_bf16 = "PURE" in layout or lora_rank or is_tuned
-    has_4_bit_base = lora_rank and ("nf4" in precision or "int4" in precision)
+    has_graphs = newest and not _trains_without_graphs(row)
+    reduces_bf16 = "PURE" in row["dp_or_fsdp"] or uses_lora or is_tuned
+    has_overlap = newest or _hides_exchanges(row)
     return {
-        "dtype": next((name for word, name in _FORMATS.items() if word in precision), "bf16"),
+        "dtype": _read_format(row),
         "gradient_byte": 2 if reduces_bf16 else 4,
         "fused_loss": is_tuned,
         "loss_share": 0.0 if is_tuned else "5%",
         "graphs": has_graphs or "token drop" in row["notes"],
-        "expert_overlap": TRAINING.overlap if newest or _hides_exchanges(row) else 0.0,
+        "expert_overlap": TRAINING.overlap if has_overlap else 0.0,
         "expert_copies": _sends_copies(row),
         "expert_kernels": _expert_kernels(row, newest, has_graphs),
         "stack": "compiled" if is_compiled else "eager",
-        "lora": lora_rank,
-        "base_bits": 4 if has_4_bit_base else 16,
+        "lora": 16 if uses_lora else 0,
+        "base_bits": 4 if uses_lora and _has_4_bit_base(row) else 16,
     }
 
 
+def _read_format(row: dict[str, str]) -> str:
+    """Return the number format that a row names; bf16 where it names no narrower one."""
+    precision = row["precision"].lower()
+    named = [name for word, name in _FORMATS.items() if word in precision]
+    return named[0] if named else "bf16"
+
+
+def _has_4_bit_base(row: dict[str, str]) -> bool:
+    """Whether the frozen weights below the adapters are in 4 bits."""
+    precision = row["precision"].lower()
+    return "nf4" in precision or "int4" in precision
+
+
+def _trains_without_graphs(row: dict[str, str]) -> bool:
+    """Whether a run of the newest recipes had no CUDA graphs: gpt-oss on B300."""
+    return row["model"].startswith("gpt-oss") and row["gpu"].startswith("B300")
+
+
+_TUNED_FRAMEWORKS = ("mbridge", "nemo", "mlperf")
 _COMPILING_FRAMEWORKS = ("megatron", "bigscience", "internevo")
 
 
