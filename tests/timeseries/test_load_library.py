@@ -51,6 +51,21 @@ def made_up_library(seconds: int = 400) -> LoadLibrary:
     return LoadLibrary(tuple(stretches), 1, 0.5)
 
 
+@pytest.mark.parametrize(
+    ("day", "quiet_hours", "busy_hours"),
+    [("office", range(1, 6), range(10, 17)), ("evening", range(2, 6), range(19, 23))],
+    ids=["office", "evening"],
+)
+def test_hours_of_a_day_are_over_its_mean(day: str, quiet_hours: range, busy_hours: range) -> None:
+    """Nights have two fifths of the mean, the best hours one and a half times it or more."""
+    shape = np.array(DAY_SHAPES[day])
+    assert shape.mean() == pytest.approx(1.0, abs=0.04)
+    quiet = shape[list(quiet_hours)].mean()
+    busy = shape[list(busy_hours)].mean()
+    assert 0.3 < quiet < 0.45
+    assert 1.5 < busy < 1.75
+
+
 def test_rates_span_the_day() -> None:
     load = make_load()
     rates = choose_rates(load.least_rate_per_s, load.most_rate_per_s)

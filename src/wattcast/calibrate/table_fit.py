@@ -46,6 +46,7 @@ from wattcast.calibrate.row_prediction import (
     predict_with_bundle,
 )
 from wattcast.calibrate.scoring import mean_percent_error
+from wattcast.calibrate.table_coefficients import TABLE
 from wattcast.calibrate.table_rows import (
     BANDS_MS,
     RUN_S,
@@ -80,14 +81,6 @@ from wattcast.predictor.learned_factors import LayeredFactors, LearnedFactors
 from wattcast.workload import engine_operators
 from wattcast.workload.operator_base import Operator
 
-LEAST_ROWS = 40  # of a family, to calibrate it
-LEAST_GROUP_ROWS = 15  # of a kind of kernels in it
-# of a latency that a row's own kernel keeps when what was timed beside it is taken off
-LEAST_OWN_SHARE = 0.3
-# of a latency, from which a row says how long what was timed beside its product takes
-LEAST_BESIDE_SHARE = 0.5
-LEAST_BESIDE_S = 2e-5  # shorter rows are launches more than work
-LEAST_BESIDE_ROWS = 15  # of a kind of operator, to fit its corrections
 BESIDE_ROUNDS = 2
 BAND_NAMES = ("below 0.02 ms", "0.02 to 0.1 ms", "0.1 ms and above")
 # with believed watts, of which at most so many move energies: each takes a search for its clock
@@ -238,7 +231,7 @@ class _ChosenRows:
     @property
     def is_timed(self) -> bool:
         """Whether there are enough bursts to fit times."""
-        return len(self.fitted.rows) >= LEAST_ROWS
+        return len(self.fitted.rows) >= TABLE.least_rows
 
 
 def _choose_rows(table: TableRows, gpu: Gpu) -> _ChosenRows:
@@ -246,14 +239,14 @@ def _choose_rows(table: TableRows, gpu: Gpu) -> _ChosenRows:
     rows = table.rows
     is_held_out = held_out(rows.ops)
     is_burst = rows.is_kind("burst") & on_random_data(rows) & rows.fit
-    is_timed = int((is_burst & ~is_held_out).sum()) >= LEAST_ROWS
+    is_timed = int((is_burst & ~is_held_out).sum()) >= TABLE.least_rows
     has_power = np.isfinite(rows.column("power_w")) & rows.is_kind("sustained")
     if is_timed:
         has_power &= ~is_held_out
     if not is_timed and has_power.sum() < LEAST_MOVING_ROWS:
         raise BadInput(
             f"{is_burst.sum()} burst rows of the {gpu.name} and {has_power.sum()} sustained ones "
-            f"with watts: at least {LEAST_ROWS} of the first, of shapes that are not held out, or "
+            f"with watts: at least {TABLE.least_rows} of the first, of shapes that are not held out, or "
             f"{LEAST_MOVING_ROWS} of the second are needed. Give more tables, or calibrate on "
             "whole models: `wattcast calibrate FILE`."
         )
@@ -319,7 +312,7 @@ def _fit_own_times(
 
     # without the predicted time of what ran beside each row's own kernel
     latency_s = rows.column("latency_s")
-    own_s = np.maximum(latency_s - beside_s(table, gpu, start), LEAST_OWN_SHARE * latency_s)
+    own_s = np.maximum(latency_s - beside_s(table, gpu, start), TABLE.least_own_share * latency_s)
     clock_hz = _estimate_clocks(kernels, own_s, gpu, start)
     terms = compute_ideal_terms(kernels, reference)
     groups = kernels.work.kernel_family
@@ -350,7 +343,7 @@ def _keep_common_kinds(
     group_count = Counter(kernels.work.kernel_family)
     kinds = zip(kernels.work.root_family, kernels.work.kernel_family, strict=True)
     has_many = [
-        family_count[family] >= LEAST_ROWS and group_count[group] >= LEAST_GROUP_ROWS
+        family_count[family] >= TABLE.least_rows and group_count[group] >= TABLE.least_group_rows
         for family, group in kinds
     ]
     return table.select_rows(np.array(has_many, dtype=bool))
@@ -383,7 +376,7 @@ def fit_beside(
     time comes from ``fitted``, and what is left of the latency is the operator's. Kinds with few
     such rows keep their corrections.
     """
-    is_long = table.rows.column("latency_s") >= LEAST_BESIDE_S
+    is_long = table.rows.column("latency_s") >= TABLE.least_beside_s
     table = table.select_rows(_is_quantised_product(table) & is_long)
     if not len(table.rows):
         return start
@@ -391,15 +384,15 @@ def fit_beside(
     kernels = _build_usual(ops, gpu, start)
     latency_s = table.rows.column("latency_s")
     product_s = predict_with_bundle(fitted, table.rows, gpu, RUN_S)[:, 0]
-    left_s = np.maximum(latency_s - product_s, LEAST_OWN_SHARE * latency_s)
+    left_s = np.maximum(latency_s - product_s, TABLE.least_own_share * latency_s)
     predicted_s = predict_bursts_s(kernels, gpu, start)
-    is_dominant = predicted_s > LEAST_BESIDE_SHARE * latency_s
+    is_dominant = predicted_s > TABLE.least_beside_share * latency_s
 
     groups = np.array(kernels.work.kernel_family)
     corrections = dict(start.corrections)
     for group in dict.fromkeys(groups.tolist()):
         rows = np.flatnonzero((groups == group) & is_dominant)
-        if len(rows) < LEAST_BESIDE_ROWS:
+        if len(rows) < TABLE.least_beside_rows:
             continue
         group_kernels = _build_usual([ops[row] for row in rows], gpu, start)
         bundle = replace(start, corrections=corrections)

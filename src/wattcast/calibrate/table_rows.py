@@ -42,6 +42,7 @@ from wattcast.calibrate.kernel_rows import (
 )
 from wattcast.calibrate.kit_files import is_kit, read_kit_rows
 from wattcast.calibrate.other_tables import OTHER_TABLES, TableSample
+from wattcast.calibrate.table_coefficients import TABLE
 from wattcast.calibrate.table_files import (
     TableFile,
     find_tables,
@@ -63,18 +64,9 @@ from wattcast.workload.operator_base import Operator
 
 MOST_ROWS = 700  # of a table, a number format and a band of latency
 BANDS_MS = (0.02, 0.1)  # between which rows are drawn in equal numbers
-UNCAPPED_SHARE = 0.92  # of the power limit, below which a card runs at its top clock
-HELD_OUT_PARTS = 5  # one shape in five is never fitted to
 # of a row with watts, from the top clock on; shorter where 3,000 replays take less, which is not
 # counted
 RUN_S = 1.0
-# vLLM's fp8_block products are launched one by one. Those that take a card some microseconds show
-# how long the host takes; rows that are not beyond nearly all of these may be bound by it.
-HOST_BOUND_FLOP = 2e10
-HOST_BOUND_BYTE = 5e7
-HOST_BOUND_QUANTILE = 0.99
-HOST_BOUND_MARGIN = 1.2
-HOST_BOUND_MS = 0.3  # at the least
 
 
 @dataclass(frozen=True)
@@ -106,7 +98,7 @@ def held_out(ops: Iterable[Operator]) -> Mask:
     [False, True, False, True, False, False]
     """
     codes = [zlib.crc32(_name_sizes(op).encode()) for op in ops]
-    return np.asarray(np.array(codes, dtype=np.int64) % HELD_OUT_PARTS == 0)
+    return np.asarray(np.array(codes, dtype=np.int64) % TABLE.held_out_parts == 0)
 
 
 def _name_sizes(op: Operator) -> str:
@@ -246,12 +238,12 @@ def _find_host_floor_ms(file: TableFile) -> float:
     m, n, k = (pl.col(name).cast(pl.Float64) for name in "mnk")
     flop = 2.0 * m * n * k
     moved_byte = n * k + 3.0 * m * k + 2.0 * m * n
-    is_tiny = (flop < HOST_BOUND_FLOP) & (moved_byte < HOST_BOUND_BYTE)
+    is_tiny = (flop < TABLE.host_bound_work_flop) & (moved_byte < TABLE.host_bound_size_byte)
     timed = pl.col("latency") > 0
     tiny = scan_table(file.path).filter(timed & is_tiny & (pl.col("gemm_dtype") == "fp8_block"))
-    quantile = pl.col("latency").quantile(HOST_BOUND_QUANTILE)
+    quantile = pl.col("latency").quantile(TABLE.host_bound_quantile)
     floor_ms = tiny.select(quantile).collect(engine="streaming").item()
-    return max(HOST_BOUND_MS, HOST_BOUND_MARGIN * (floor_ms or 0.0))
+    return max(1e3 * TABLE.least_host_bound_s, TABLE.host_bound_margin * (floor_ms or 0.0))
 
 
 def _draw_rows(file: TableFile, most: int) -> Iterator[Mapping[str, Any]]:
@@ -300,7 +292,7 @@ def _read_figures(
 ) -> tuple[float, float, float]:
     """Return latency, power and clock of a row; the clock is known below the power limit alone."""
     power_w = float(plain["power"]) if file.trusted_power else np.nan
-    uncapped_w = UNCAPPED_SHARE * float(plain.get("power_limit") or 0.0)
+    uncapped_w = TABLE.uncapped_share * float(plain.get("power_limit") or 0.0)
     clock_hz = float(sweep_values(gpu.clocks.max_hz)) if power_w < uncapped_w else np.nan
     return float(plain["latency"]) * 1e-3, power_w, clock_hz
 

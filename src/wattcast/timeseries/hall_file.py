@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from wattcast.coefficients import load_coefficients
 from wattcast.core import (
     bad_value,
     check_names,
@@ -26,19 +27,18 @@ MOST_GPUS = 2_000_000
 DAY_HOURS = 24.0
 LEVELS = ("rack", "row", "hall")
 
-# Requests of each hour over the mean of the day, from midnight.
+
+@dataclass(frozen=True)
+class DayCoefficients:
+    """Requests of each hour over the mean of the day, from midnight."""
+
+    office: tuple[float, ...]  # low at five in the morning, high from ten to four
+    evening: tuple[float, ...]  # low at four, high at nine in the evening
+
+
 DAY_SHAPES: dict[str, tuple[float, ...]] = {
     "flat": (1.0,) * 24,
-    # Low at five in the morning, high from ten to four: the shape of working hours.
-    "office": (
-        *(0.45, 0.38, 0.34, 0.32, 0.31, 0.33, 0.42, 0.65, 1.00, 1.35, 1.60, 1.70),
-        *(1.62, 1.66, 1.72, 1.70, 1.60, 1.42, 1.22, 1.08, 0.98, 0.86, 0.70, 0.59),
-    ),
-    # Low at four, high at nine in the evening: the shape of private use.
-    "evening": (
-        *(0.85, 0.62, 0.48, 0.40, 0.36, 0.38, 0.46, 0.60, 0.76, 0.88, 0.96, 1.02),
-        *(1.08, 1.08, 1.06, 1.08, 1.12, 1.20, 1.32, 1.46, 1.60, 1.68, 1.52, 1.19),
-    ),
+    **vars(load_coefficients("hall_days", DayCoefficients)),
 }
 
 

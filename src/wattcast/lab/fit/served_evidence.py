@@ -20,7 +20,7 @@ from wattcast.calibrate.energy_evidence import (
     EnergyEvidence,
     scalable_modules,
 )
-from wattcast.calibrate.table_rows import UNCAPPED_SHARE
+from wattcast.calibrate.table_coefficients import TABLE
 from wattcast.core.arrays import sweep_values
 from wattcast.hardware import Gpu
 from wattcast.lab.fit.served_rows import PROMPT_TOKENS, ServedRow
@@ -39,7 +39,7 @@ def served_evidence(
 ) -> list[EnergyEvidence]:
     """Return the evidence of rows below the power limit; the prior is the bundle's power."""
     limit_w = float(sweep_values(gpu.power.limit_w))
-    below = [row for row in rows if row.power_w < UNCAPPED_SHARE * limit_w]
+    below = [row for row in rows if row.power_w < TABLE.uncapped_share * limit_w]
     return [_read_row(row, gpu, bundle) for row in below]
 
 

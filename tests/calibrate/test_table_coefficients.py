@@ -1,0 +1,95 @@
+"""What single coefficients of calibrating on public tables mean."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from wattcast.calibrate.table_fit import _choose_rows
+from wattcast.calibrate.table_rows import TableFile, _find_host_floor_ms, held_out, read_tables
+from wattcast.core.errors import BadInput
+from wattcast.hardware import load_gpu
+from wattcast.workload.operator_types import Linear
+
+GPU = load_gpu("h200")
+HEAD = "kernel_source,gemm_dtype,m,n,k,latency"
+
+
+def write_products(folder: Path, rows: list[str], head: str = HEAD, table: str = "gemm") -> Path:
+    path = folder / f"h200_sxm.vllm-0.24.0.{table}.csv"
+    path.write_text("\n".join([head, *rows]) + "\n")
+    return path
+
+
+@pytest.mark.parametrize(("rows", "is_enough"), [(37, False), (46, True)])
+def test_a_table_of_two_score_products_calibrates_a_card(
+    tmp_path: Path, rows: int, is_enough: bool
+) -> None:
+    """With fewer rows the forecast stays as it is."""
+    shapes = [Linear(64 * m, 512, 512) for m in range(1, 200)]
+    fitted = [op for op, is_out in zip(shapes, held_out(shapes), strict=True) if not is_out]
+    lines = [f"torch,bfloat16,{op.m},{op.n},{op.k},0.05" for op in fitted[:rows]]
+    table = read_tables([write_products(tmp_path, lines)], GPU)
+    assert len(table.rows) == rows
+    if is_enough:
+        assert len(_choose_rows(table, GPU).fitted.rows) == rows
+        return
+    with pytest.raises(BadInput, match="are needed"):
+        _choose_rows(table, GPU)
+
+
+def test_a_fifth_of_all_shapes_is_held_out() -> None:
+    shapes = [Linear(m, n, 512) for m in range(1, 60) for n in (256, 512, 768, 1024)]
+    assert float(np.mean(held_out(shapes))) == pytest.approx(0.2, abs=0.03)
+
+
+@pytest.mark.parametrize(("power_w", "is_at_top"), [(500.0, True), (625.0, True), (660.0, False)])
+def test_a_card_well_below_its_limit_ran_at_its_top_clock(
+    tmp_path: Path, power_w: float, is_at_top: bool
+) -> None:
+    """A governor holds a card at 92 to 98 % of its limit: there the clock is not known."""
+    head = f"{HEAD},power,power_limit"
+    lines = [f"torch,bfloat16,512,8192,8192,1.0,{power_w},700"]
+    table = read_tables([write_products(tmp_path, lines, head, "gemm_power")], GPU)
+    (clock_hz,) = table.rows.column("sm_clock_hz")
+    assert bool(np.isfinite(clock_hz)) is is_at_top
+
+
+def find_floor_ms(folder: Path, shapes: list[tuple[int, int, int, float]]) -> float:
+    """Return the latency below which fp8_block products may be bound by the host."""
+    lines = [f"cutlass,fp8_block,{m},{n},{k},{latency}" for m, n, k, latency in shapes]
+    path = write_products(folder, lines)
+    columns = tuple(HEAD.split(","))
+    file = TableFile(path, "gemm", "h200_sxm", "vllm", "0.24.0", False, False, columns)
+    return _find_host_floor_ms(replace(file))
+
+
+@pytest.mark.parametrize(
+    ("shape", "tells"),
+    [
+        ((1400, 2560, 2560), True),  # 18 GFLOP: 10 us of an H200 at its peak
+        ((1700, 2560, 2560), False),  # 22 GFLOP
+        ((64, 6720, 6720), True),  # 47 MB
+        ((64, 7360, 7360), False),  # 57 MB: 12 us of its memory
+    ],
+)
+def test_products_of_some_microseconds_show_how_long_the_host_takes(
+    tmp_path: Path, shape: tuple[int, int, int], tells: bool
+) -> None:
+    assert (find_floor_ms(tmp_path, [(*shape, 1.0)]) > 1.0) is tells
+
+
+def test_rows_beyond_nearly_all_small_ones_by_a_fifth_are_not_bound_by_the_host(
+    tmp_path: Path,
+) -> None:
+    """Of 200 small products one took 9 ms once, the others up to 0.6 ms."""
+    usual = [(64, 256, 64 * place, 0.4 + 0.001 * place) for place in range(1, 200)]
+    floor_ms = find_floor_ms(tmp_path, [*usual, (64, 512, 512, 9.0)])
+    assert floor_ms == pytest.approx(1.2 * 0.6, rel=0.05)
+
+
+def test_a_host_takes_a_third_of_a_millisecond_where_no_small_row_tells(tmp_path: Path) -> None:
+    assert 0.25 < find_floor_ms(tmp_path, [(8192, 8192, 8192, 2.0)]) < 0.35
