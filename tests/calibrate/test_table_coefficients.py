@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from wattcast.calibrate import table_fit
 from wattcast.calibrate.table_fit import _choose_rows
 from wattcast.calibrate.table_rows import TableFile, _find_host_floor_ms, held_out, read_tables
 from wattcast.core.errors import BadInput
 from wattcast.hardware import load_gpu
+from wattcast.predictor.bundle import bundle_for
 from wattcast.workload.operator_types import Linear
 
 GPU = load_gpu("h200")
@@ -93,3 +96,75 @@ def test_rows_beyond_nearly_all_small_ones_by_a_fifth_are_not_bound_by_the_host(
 
 def test_a_host_takes_a_third_of_a_millisecond_where_no_small_row_tells(tmp_path: Path) -> None:
     assert 0.25 < find_floor_ms(tmp_path, [(8192, 8192, 8192, 2.0)]) < 0.35
+
+
+def refit_quantising(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    rows: int = 30,
+    latency_s: float = 1e-4,
+    predicted: float = 0.7,
+    own: float = 0.4,
+) -> np.ndarray | None:
+    """Return what the quantising beside fp8 products is fitted to, None where it is left alone.
+
+    ``predicted`` and ``own`` are what it and the product are predicted to take of the latency.
+    """
+    shapes = [(64 * place, 256, 4096) for place in range(1, rows + 1)]
+    lines = [f"cutlass,fp8,{m},{n},{k},{1e3 * latency_s}" for m, n, k in shapes]
+    table = read_tables([write_products(folder, lines)], GPU)
+    assert len(table.rows) == rows
+    fitted_to: list[np.ndarray] = []
+
+    def refit(terms: Any, seconds: np.ndarray, clock_hz: Any, begin: Any) -> Any:
+        fitted_to.append(seconds)
+        return begin
+
+    def predict_own(bundle: Any, chosen: Any, gpu: Any, run_s: float) -> np.ndarray:
+        return np.full((len(chosen), 1), own * latency_s)
+
+    monkeypatch.setattr(table_fit, "refit_correction", refit)
+    monkeypatch.setattr(table_fit, "predict_with_bundle", predict_own)
+    monkeypatch.setattr(
+        table_fit,
+        "predict_bursts_s",
+        lambda kernels, gpu, bundle: np.full(len(kernels.ops), predicted * latency_s),
+    )
+    start = bundle_for(GPU)
+    table_fit.fit_beside(table, GPU, start, start)
+    return fitted_to[0] if fitted_to else None
+
+
+@pytest.mark.parametrize(("predicted", "is_fitted"), [(0.4, False), (0.6, True)])
+def test_quantising_that_takes_most_of_a_row_is_fitted_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, predicted: float, is_fitted: bool
+) -> None:
+    seconds = refit_quantising(tmp_path, monkeypatch, predicted=predicted)
+    assert (seconds is not None) is is_fitted
+
+
+@pytest.mark.parametrize(("latency_s", "is_fitted"), [(17e-6, False), (24e-6, True)])
+def test_rows_of_less_than_some_launches_say_nothing_of_what_ran_beside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, latency_s: float, is_fitted: bool
+) -> None:
+    """A launch takes 2 to 5 us, and these rows have two."""
+    seconds = refit_quantising(tmp_path, monkeypatch, latency_s=latency_s)
+    assert (seconds is not None) is is_fitted
+
+
+@pytest.mark.parametrize(("rows", "is_fitted"), [(12, False), (18, True)])
+def test_a_dozen_rows_do_not_change_what_is_known_of_quantising(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int, is_fitted: bool
+) -> None:
+    assert (refit_quantising(tmp_path, monkeypatch, rows=rows) is not None) is is_fitted
+
+
+def test_what_a_product_leaves_of_a_latency_is_not_believed_below_a_third_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where products seem to take 90 % of a latency, the forecast of products may be wrong."""
+    half = refit_quantising(tmp_path, monkeypatch, own=0.5)
+    least = refit_quantising(tmp_path, monkeypatch, own=0.9)
+    assert half is not None
+    assert least is not None
+    assert 0.25 < 0.5 * float(np.median(least / half)) < 0.37
