@@ -35,8 +35,6 @@ def take_pictures(address: str, folder: Path) -> None:
         page.goto(address)
         for tab, ready in ANSWERED.items():
             page.click(f"#tab-{tab}")
-            if tab == "compare":
-                page.click("#add")
             if tab == "live":
                 page.click("#p-live button >> nth=1")
                 page.wait_for_timeout(3000)

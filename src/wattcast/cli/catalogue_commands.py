@@ -118,7 +118,7 @@ def list_nodes() -> CommandOutput:
 def list_systems(
     conditions: NodeConditions,
     system: Annotated[
-        str | None, Option("Only this one, part by part: dgx-h100, or your own YAML file.")
+        str | None, Option("Show one system, part by part: dgx-h100, or your own YAML file.")
     ] = None,
 ) -> CommandOutput:
     """List servers with all that stands around the GPUs, and what they draw at the plug.

@@ -168,7 +168,9 @@ def fleet(
             "energy|gpus|cost: least, every rate met; throughput: as much of the mix as can be."
         ),
     ] = "energy",
-    site_power: Annotated[str | None, Option("Of all GPUs, in place of the file's: 12kW.")] = None,
+    site_power: Annotated[
+        str | None, Option("Power of all GPUs, instead of the file's: 12kW.")
+    ] = None,
     **prices: Any,
 ) -> CommandOutput:
     """Decide which GPUs serve which model, in which layout, at which clock, under a power budget.

@@ -88,7 +88,7 @@ class PlayOptions:
         float,
         Option("Measurement noise of time and power, such as 1%.", unit="", most=0.99),
     ] = 0.0
-    seed: Annotated[int, Option("Of noise and perturbation.", least=0)] = 0
+    seed: Annotated[int, Option("Seed of noise and perturbation.", least=0)] = 0
 
 
 WATCHED = part_of(PolicyGoal, "minimise", "slowdown")
@@ -105,7 +105,7 @@ class SimulatedCard:
     seq: Annotated[int | None, Option("Prompt or context length (catalogue GPUs).", least=1)] = None
     phase: Annotated[str | None, Option("prefill|decode|train|forward (catalogue GPUs).")] = None
     knobs: Annotated[str, Option("core|memory|sms, with commas (catalogue GPUs).")] = "core"
-    perturbed: Annotated[int, Option("Also run this many perturbed plants (hd-7970).", least=0)] = 0
+    perturbed: Annotated[int, Option("Also run this many perturbed cards (hd-7970).", least=0)] = 0
     sensitivity: Annotated[Path | None, Option("Sensitivity model (wattcast lab sensitivity).")] = (
         None
     )

@@ -164,7 +164,8 @@ def compare(
         ),
     ],
     second: Annotated[
-        str, Option("The same, or what differs from A: @GPU, or ,batch=16.", "B", positional=True)
+        str,
+        Option("Another run, or what differs from A: @GPU, or ,batch=16.", "B", positional=True),
     ],
     gpu: Annotated[
         str | None,
@@ -342,7 +343,7 @@ def report(
         ),
     ],
     form_options: FormOptions,
-    paper: Annotated[str, Option("Of a PDF: A4|Letter.")] = "A4",
+    paper: Annotated[str, Option("Paper of a PDF: A4|Letter.")] = "A4",
     **options: Any,
 ) -> CommandOutput:
     """Write a report: summary, memory, breakdown, timeline, clocks, other GPUs, intervals,

@@ -115,8 +115,8 @@ class ExporterOptions:
     slowdown: Annotated[str, Option("Slowdown allowed for the predicted saving.")] = "5%"
     host: Annotated[str, HOST] = "127.0.0.1"
     port: Annotated[int, Option("Port to be scraped on.", least=0, most=65535)] = 9835
-    interval: Annotated[str, Option("A busy card is read at most this often.")] = "5s"
-    idle_interval: Annotated[str, Option("An idle card is left alone this long.")] = "60s"
+    interval: Annotated[str, Option("Shortest time between two readings of a busy card.")] = "5s"
+    idle_interval: Annotated[str, Option("Time that an idle card is left alone.")] = "60s"
     source: Annotated[str, Option("auto|nvml|amd|rapl|none: where readings come from.")] = "auto"
     allow_host: Annotated[
         list[str] | None, Option("A further name the exporter answers to; may be repeated.")

@@ -285,7 +285,7 @@ def print_assignment(console: Console, result: FleetAssignment) -> None:
     console.print(
         f"[bold]{result.factor:.1%}[/bold] of every rate served, "
         f"{show(result.power_w, 'W')} on average, "
-        f"{show(result.peak_w, 'W')} with every assigned GPU busy; {result.binds} bind{cost}"
+        f"{show(result.peak_w, 'W')} with every assigned GPU busy; limited by {result.binds}{cost}"
     )
     columns = {
         "workload": "workload",

@@ -24,11 +24,11 @@ class BestBound:
     """How slow the best point may be."""
 
     slowdown: Annotated[
-        float | None, Option("Of the best over the fastest at most: 5%.", unit="")
+        float | None, Option("Slowdown of the best point over the fastest, at most: 5%.", unit="")
     ] = None
-    latency_s: Annotated[float | None, Option("Of the best at most: 50ms.", unit="s", above=0)] = (
-        None
-    )
+    latency_s: Annotated[
+        float | None, Option("Longest time of the best point: 50ms.", unit="s", above=0)
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class DesignSample:
     sample: Annotated[
         str | None, Option("random:N or sobol:N points, not the grid.", panel=_SAMPLE_PANEL)
     ] = None
-    seed: Annotated[int, Option("Of random and Sobol samples.", panel=_SAMPLE_PANEL)] = 0
+    seed: Annotated[int, Option("Seed of random and Sobol samples.", panel=_SAMPLE_PANEL)] = 0
     hold: Annotated[
         str | None,
         Option("area|power: as the base has it."),
@@ -59,7 +59,7 @@ class DesignOutput:
         Option("Every point: a .parquet, .csv or .json file, or a folder."),
     ] = None
     yes: Annotated[
-        bool, Option("Go, however many points there are.", panel="How it is computed")
+        bool, Option("Run however many points there are.", panel="How it is computed")
     ] = False
 
 

@@ -36,12 +36,12 @@ class HallOptions:
         float, Option("Begin at: 14:30, 2h.", "begin", keyword="begin", parse=parse_moment)
     ] = 0.0
     span_s: Annotated[
-        float | None, Option("So long: 10min; default: to the end.", unit="s", above=0)
+        float | None, Option("How long: 10min; default: to the end.", unit="s", above=0)
     ] = None
     grid_s: Annotated[float, Option("Interval: 20ms, 1s, 15min.", "grid", unit="s", above=0)] = 1.0
     chance: Annotated[
         float,
-        Option("Of passing the hall's limit, for the racks that still fit.", unit="", above=0),
+        Option("Chance of passing the hall's limit, for racks that still fit.", unit="", above=0),
     ] = 1e-3
     out: Annotated[
         Path | None, Option("Folder of series and summary; the same command continues.")
@@ -55,10 +55,10 @@ class SheddingOptions:
 
     shed_w: Annotated[
         float | None,
-        Option("Plan to draw so much less from --begin on, for --span.", unit="W", above=0),
+        Option("Power to save from --begin on, for --span.", unit="W", above=0),
     ] = None
     slowdown: Annotated[
-        float, Option("Of p99 latencies that the plan of --shed may have: 50%.", unit="")
+        float, Option("Growth of p99 latencies that --shed may cost: 50%.", unit="")
     ] = 0.5
 
 

@@ -62,8 +62,9 @@ class NodeConditions:
     """At which a server is asked for its power."""
 
     gpu_power_w: Annotated[
-        float | None, Option("Of each GPU, such as 650W; default: its limit.", unit="W", above=0)
+        float | None,
+        Option("Power of each GPU, such as 650W; default: its limit.", unit="W", above=0),
     ] = None
     inlet_c: Annotated[
-        float | None, Option("Air that the system breathes; default: 24C.", unit="C")
+        float | None, Option("Temperature of the air at the inlet; default: 24C.", unit="C")
     ] = None

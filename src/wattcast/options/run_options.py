@@ -164,7 +164,7 @@ class ModelOptions:
     ] = None
     adapters: Annotated[
         int | None,
-        Option("Of these, how many requests take in turn; default 1.", panel=_MODEL_PANEL, least=1),
+        Option("Adapters that requests use in turn; default 1.", panel=_MODEL_PANEL, least=1),
     ] = None
     sampling: Annotated[
         TokenSampling | None,

@@ -58,7 +58,7 @@ class RequestShape:
         str, Option("poisson|fixed|gamma:cv=2| diurnal:peak=1.5,period=24h", panel=_TRAFFIC_PANEL)
     ] = "poisson"
     seed: Annotated[
-        int, Option("Of the drawn arrivals and lengths.", panel=_TRAFFIC_PANEL, least=0)
+        int, Option("Seed of the drawn arrivals and lengths.", panel=_TRAFFIC_PANEL, least=0)
     ] = 1
 
 
@@ -81,7 +81,9 @@ class Traffic:
             parse=parse_seconds,
         ),
     ] = 600.0
-    requests: Annotated[int | None, Option("Requests or conversations, not a time.")] = None
+    requests: Annotated[
+        int | None, Option("Number of requests or conversations, instead of --seconds.")
+    ] = None
     concurrency: Annotated[
         int | None,
         Option("Clients that wait, instead of --rate.", least=1, most=1 << 20),
@@ -125,7 +127,7 @@ class Conversations:
     ] = 0.0
     shared_prefix: Annotated[
         int,
-        Option("Tokens before --prompt that all share.", panel=_TRAFFIC_PANEL, least=0),
+        Option("Tokens of a prefix that all requests share.", panel=_TRAFFIC_PANEL, least=0),
     ] = 0
 
 
@@ -253,13 +255,13 @@ class PlanDemand:
 
     rate_per_s: Annotated[float, Option("Requests, such as 20/s or 600/min.", unit="/s", above=0)]
     minimise: Annotated[PlanAim, Option("gpus|energy|cost|carbon")] = PlanAim.GPUS
-    headroom: Annotated[float, Option("To plan for on top of the rate.", unit="")] = 0.1
+    headroom: Annotated[float, Option("Traffic to plan for on top of the rate.", unit="")] = 0.1
     spare_replicas: Annotated[int, Option("Replicas that may be down.", "spare", least=0)] = 0
     site_power_w: Annotated[
         float | None, Option("Mean of all GPUs at most: 20kW.", unit="W", above=0)
     ] = None
     power_budget_w: Annotated[
-        float | None, Option("Of a hall at its meter, to fill: 10MW.", unit="W", above=0)
+        float | None, Option("Power of a hall at its meter, to fill: 10MW.", unit="W", above=0)
     ] = None
     host_share: Annotated[
         float,

@@ -153,7 +153,7 @@ class TrainingRecipe:
     ] = AttentionMode.FLASH
     attention_slowdown: Annotated[
         float,
-        Option("Time of your attention kernel over cuDNN's of 2026.", panel=_RECIPE_PANEL),
+        Option("Time of your attention kernel relative to cuDNN's of 2026.", panel=_RECIPE_PANEL),
     ] = 1.0
     # the loss and its gradient are one kernel, in chunks
     fused_loss: Annotated[bool, Option("The loss never keeps all logits.", panel=_RECIPE_PANEL)] = (
@@ -161,7 +161,7 @@ class TrainingRecipe:
     )
     loss_share: Annotated[
         float,
-        Option("Of compute, lost to input and uneven clocks.", panel=_RECIPE_PANEL, unit=""),
+        Option("Share of compute lost to input and uneven clocks.", panel=_RECIPE_PANEL, unit=""),
     ] = 0.05
     expert_overlap: Annotated[
         float,

@@ -320,9 +320,7 @@ def _measure_software(basis: PredictionBasis) -> Iterator[SupportDistance]:
     everything = np.ones(())
     nothing = np.zeros(())
     if bundle.status is FitStatus.CALIBRATED:
-        reason = (
-            f"the {bundle.gpu} is calibrated on rows of others; what they do not hold is forecast"
-        )
+        reason = f"the {bundle.gpu} is calibrated on public rows; the rest is a forecast"
         yield SupportDistance("GPU", everything, nothing, reason, _NO_WIDENING)
 
     stack_ends = _half_widths("stack", everything)
