@@ -136,16 +136,18 @@ def estimate(
         parse(c, "Hz", n) if c else None
         for c, n in ((clock, "--clock"), (memory_clock, "--memory-clock"))
     ]
-    found, clock_hz = estimate_offline(model, counters, launches, gpu, clocks[0], clocks[1])
-    plain = found.plain() | {"clock_hz": clock_hz}
+    power_estimate, clock_hz = estimate_offline(
+        model, counters, launches, gpu, clocks[0], clocks[1]
+    )
+    plain = power_estimate.plain() | {"clock_hz": clock_hz}
     parts = ", ".join(
         f"{name} {show(watts, 'W')}" for name, watts in plain["part_w"].items() if watts
     )
     return CommandOutput(
         plain,
-        f"{found.summary}, at {show(clock_hz, 'Hz')}: {parts}",
-        figures=lambda: {"figure": found.figure},
-        exit_code=ExitCode.PARTIAL if found.is_lower_bound else ExitCode.OK,
+        f"{power_estimate.summary}, at {show(clock_hz, 'Hz')}: {parts}",
+        figures=lambda: {"figure": power_estimate.figure},
+        exit_code=ExitCode.PARTIAL if power_estimate.is_lower_bound else ExitCode.OK,
     )
 
 
@@ -183,14 +185,14 @@ def _write_suggestions(
     from wattcast.cli.measure_bridges import suggest_rows
     from wattcast.lab.campaigns.kernel_campaign import write_listed
 
-    found, specs = suggest_rows(count, gpu, database, env.say)
+    suggestions, specs = suggest_rows(count, gpu, database, env.say)
     path = out / "plan.jsonl"
-    reasons = [{"why": f.candidate.source, "score": f.score} for f in found]
+    reasons = [{"why": f.candidate.source, "score": f.score} for f in suggestions]
     write_listed(path, list(zip(specs, reasons, strict=True)))
     env.say(
         f"saved: {path}; measure it with `python -m wattcast.lab kernels --plan {path} --out DIR`"
     )
-    pairs = list(zip(found, specs, strict=True))
+    pairs = list(zip(suggestions, specs, strict=True))
     entries = []
     for (f, s), reason in zip(pairs, reasons, strict=True):
         distance = f.distance if f.distance < 1e9 else None
@@ -202,9 +204,9 @@ def _write_suggestions(
                 "distance": distance,
             }
         )
-    real = sum(f.candidate.share > 0 for f in found)
-    told = (
-        f"{real} of {len(found)} are operators of real models, {len(found) - real} of "
+    real = sum(f.candidate.share > 0 for f in suggestions)
+    summary = (
+        f"{real} of {len(suggestions)} are operators of real models, {len(suggestions) - real} of "
         "the plan's own shapes"
     )
 
@@ -218,7 +220,7 @@ def _write_suggestions(
             name = s.operator.get("function", s.operator["op"])
             rows.add_row(f"{name} {sizes}", f.candidate.source, away, f"{1e3 * f.score:.3g}")
         console.print(rows)
-        env.stdout.write(f"{told}\n")
+        env.stdout.write(f"{summary}\n")
 
     return CommandOutput({"suggestions": entries, "from_models": real}, print_text)
 
@@ -232,10 +234,10 @@ def pack_engine(
     """Pack steps, requests and serving runs of an engine into tables that `lab validate` reads."""
     from wattcast.lab.fit.engine_records import pack_engine_folders
 
-    found = pack_engine_folders(folders, out)
-    runs = len(found.select_kind("traffic"))
+    records = pack_engine_folders(folders, out)
+    runs = len(records.select_kind("traffic"))
     env.stdout.write(
-        f"{out}: {len(found.rows)} rows, {runs} serving runs, {len(found.requests)} requests\n"
+        f"{out}: {len(records.rows)} rows, {runs} serving runs, {len(records.requests)} requests\n"
     )
 
 
@@ -275,18 +277,28 @@ def counters(
         if columns
         else read_shipped_table(find_gpu(design).name)
     )
-    found = design_counters(rows)
-    expected = found.steps[found.enough - 1].error
-    title = f"{found.table}: {', '.join(found.always)} always" if found.always else found.table
+    counter_design = design_counters(rows)
+    expected = counter_design.steps[counter_design.enough - 1].error
+    title = (
+        f"{counter_design.table}: {', '.join(counter_design.always)} always"
+        if counter_design.always
+        else counter_design.table
+    )
     table = new_table("", "event", "metrics", "error, held out", "never trained on", title=title)
-    for n, step in enumerate(found.steps, 1):
+    for n, step in enumerate(counter_design.steps, 1):
         error = f"{step.error:.1f} ± {step.standard_error:.1f} %"
         tested = "-" if step.tested is None else f"{step.tested:.1f} %"
         table.add_row(
-            f"{n} *" if n == found.enough else str(n), step.event, str(step.metrics), error, tested
+            f"{n} *" if n == counter_design.enough else str(n),
+            step.event,
+            str(step.metrics),
+            error,
+            tested,
         )
-    last = f"* enough: {len(found.events)} events in all, expected error {expected:.1f} %"
-    plain = {"events": found.events, "expected_error_percent": expected} | asdict(found)
+    last = f"* enough: {len(counter_design.events)} events in all, expected error {expected:.1f} %"
+    plain = {"events": counter_design.events, "expected_error_percent": expected} | asdict(
+        counter_design
+    )
     return CommandOutput(plain, lambda console: console.print(table, last, sep="\n"))
 
 

@@ -176,18 +176,18 @@ def show_gpu(
         settings = "--feature-size, --voltage, --temperature, --change, --dialect, --save, --plot"
         raise bad_value(settings, "--energies beside them", "none")
     gpu = find_gpu(name)
-    known = list_published_numbers(gpu)
+    numbers = list_published_numbers(gpu)
     boards = list_boards(gpu.name)
     fitted = _describe_coefficients(gpu, bundle_for(gpu))
     plain = _gpu_summary(gpu) | fitted
     plain |= {
-        "numbers": known,
+        "numbers": numbers,
         "unknown": dict(gpu.unknown),
         "boards": boards,
     }
 
     def print_text(console: Console) -> None:
-        _print_gpu(console, gpu, known, boards)
+        _print_gpu(console, gpu, numbers, boards)
         console.print(_word_coefficients(fitted))
 
     return CommandOutput(plain, print_text)
@@ -205,16 +205,16 @@ def _word_coefficients(fitted: dict[str, Any]) -> str:
 def _print_gpu(
     console: Console,
     gpu: Gpu,
-    known: list[dict[str, Any]],
+    numbers: list[dict[str, Any]],
     boards: dict[str, str],
 ) -> None:
     console.print(f"[bold]{escape(gpu.name)}[/bold]  {escape(gpu.title)}, {escape(gpu.process)}")
     listing = new_table("field", "value", "source", left=("source",))
-    for row in known:
-        others = "".join(f"; disputed: {value} by {source}" for value, source in row["disputed"])
+    for row in numbers:
+        disputes = "".join(f"; disputed: {value} by {source}" for value, source in row["disputed"])
         note = f" ({row['note']})" if row["note"] else ""
         listing.add_row(
-            str(row["field"]), f"{row['value']:.6g}", escape(f"{row['source']}{note}{others}")
+            str(row["field"]), f"{row['value']:.6g}", escape(f"{row['source']}{note}{disputes}")
         )
     console.print(listing)
     for path, why in gpu.unknown.items():
@@ -250,9 +250,9 @@ def list_models() -> CommandOutput:
         **{name: name for name in ("title", "kind", "architecture", "parameters")},
     }
     shown = [row | {"parameters": f"{row['parameters'] / 1e9:.4g} G"} for row in rows]
-    left = ("title", "kind", "architecture")
+    text_columns = ("title", "kind", "architecture")
     return CommandOutput(
-        {"models": rows}, lambda console: print_rows(console, shown, columns, left=left)
+        {"models": rows}, lambda console: print_rows(console, shown, columns, left=text_columns)
     )
 
 
@@ -260,8 +260,8 @@ def _model_summary(model: ModelSpec) -> dict[str, Any]:
     from wattcast.workload.build_model import count_parameters
 
     names = ("name", "title", "kind", "architecture", "parameters", "source", "note")
-    known = {name: getattr(model, name, None) for name in names}
-    return known | {"kind": str(model.kind), "parameters": count_parameters(model)}
+    summary = {name: getattr(model, name, None) for name in names}
+    return summary | {"kind": str(model.kind), "parameters": count_parameters(model)}
 
 
 MOST_ROWS = 60
@@ -289,11 +289,11 @@ def show_model(
     chosen = ModelOptions.from_names(**options)
     graph = load_workload.load_workload(workload, chosen)
     model = load_workload.find_model(workload)
-    held = _describe_memory(model, chosen, capacity)
+    memory = _describe_memory(model, chosen, capacity)
     about = None if model is None else _model_summary(model) | {"dims": asdict(model.dims)}
     return CommandOutput(
-        lambda: summarise_graph(graph) | {"model": about, "memory": held},
-        lambda console: _print_graph(console, graph, about, held),
+        lambda: summarise_graph(graph) | {"model": about, "memory": memory},
+        lambda console: _print_graph(console, graph, about, memory),
     )
 
 
@@ -339,16 +339,16 @@ def _describe_memory(
             )
         return None
     footprint = build_model.compute_footprint(model, options)
-    held: dict[str, Any] = {**vars(footprint), "total_byte": footprint.total_byte}
+    memory: dict[str, Any] = {**vars(footprint), "total_byte": footprint.total_byte}
     if capacity is not None:
         byte = parse(capacity, "byte", "--capacity")
         largest = build_model.find_largest_batch(model, options, byte)
-        held |= {
+        memory |= {
             "capacity_byte": byte,
             "fits": footprint.fits(byte),
             "largest_batch": largest,
         }
-    return held
+    return memory
 
 
 def summarise_graph(graph: Graph) -> dict[str, Any]:

@@ -135,19 +135,19 @@ def _explain_rows(
     from wattcast.lab.validate.judged_sets import OtherSet, explain_rows
     from wattcast.lab.validate.typed_commands import write_files
 
-    found = explain_rows(asked, reference_folder(env.variables))
-    if isinstance(found, OtherSet):
+    explained = explain_rows(asked, reference_folder(env.variables))
+    if isinstance(explained, OtherSet):
         plain = {
             "set": asked,
-            "asked": found.question,
-            "why": found.why,
-            "command": found.command,
+            "asked": explained.question,
+            "why": explained.why,
+            "command": explained.command,
         }
-        return CommandOutput(plain, found.sentence)
+        return CommandOutput(plain, explained.sentence)
     if folder is not None:
-        for path in write_files((row.command for row in found), folder):
+        for path in write_files((row.command for row in explained), folder):
             env.say(f"written: {path}")
-    elif any(row.command.files for row in found):
+    elif any(row.command.files for row in explained):
         env.say("Some commands read files; --files DIR writes them.")
     rows = [
         {
@@ -157,10 +157,10 @@ def _explain_rows(
             "files": list(row.command.files),
             "measured": dict(row.measured),
         }
-        for row in found
+        for row in explained
     ]
     lines = []
-    for row in found:
+    for row in explained:
         lines += [f"# {row.name}", row.command.line]
     return CommandOutput({"rows": rows}, "\n".join(lines))
 
@@ -184,8 +184,8 @@ def doctor(
         return _measure_host()
     if forget_host:
         gone = forget_own_host()
-        said = "The host of this machine is forgotten." if gone else "No host was remembered."
-        return CommandOutput({"forgotten": gone}, said)
+        sentence = "The host of this machine is forgotten." if gone else "No host was remembered."
+        return CommandOutput({"forgotten": gone}, sentence)
     checks = examine_machine(env.variables)
     rows = [
         vars(check)
@@ -224,12 +224,12 @@ def _measure_host() -> CommandOutput:
         "latency_s": latency_s,
         "measured": words,
     }
-    said = (
+    sentence = (
         f"{units.show(cost_s, 's', 3)} to issue an operator ({words}, {units.show(latency_s, 's')} "
         f"a pass). Predictions of eager models take it from {path} from now on; engines keep the "
         "host that was measured of vLLM. Undo: wattcast doctor --forget-host."
     )
-    return CommandOutput(plain | {"file": str(path)}, said)
+    return CommandOutput(plain | {"file": str(path)}, sentence)
 
 
 @dataclass(frozen=True)
@@ -248,63 +248,82 @@ BASE = "numpy; msgspec; PyYAML yaml; typer; rich"  # distributions, with a modul
 
 def examine_machine(variables: Mapping[str, str]) -> list[ToolCheck]:
     """Run all checks in a fixed order; none of them wakes a GPU."""
-    from wattcast.control.card_notes import (
-        describe_leftover,
-        is_tended,
-        list_leftovers,
-    )
     from wattcast.report.html_report import BROWSERS
 
+    version = f"{__version__}, Python {platform.python_version()}"
+    base = "predict, gpus, models, compare, report"
     checks = [
-        ToolCheck("wattcast", True, f"{__version__}, Python {platform.python_version()}", "", "")
+        ToolCheck("wattcast", True, version, "", ""),
+        _check_libraries("base", BASE, base, "pip install wattcast"),
     ]
-    checks.append(
-        _check_libraries(
-            "base", BASE, "predict, gpus, models, compare, report", "pip install wattcast"
-        )
-    )
-    checks += [
-        _check_libraries(
-            f"extra {row['extra']}",
-            row["libraries"],
-            row["purpose"],
-            f"pip install 'wattcast[{row['extra']}]'",
-        )
-        for row in read_shipped_table("wattcast.cli", "extras.csv")
+    for row in read_shipped_table("wattcast.cli", "extras.csv"):
+        name = f"extra {row['extra']}"
+        advice = f"pip install 'wattcast[{row['extra']}]'"
+        checks.append(_check_libraries(name, row["libraries"], row["purpose"], advice))
+    counters = "lab counters: hardware counters of NVIDIA GPUs"
+    return [
+        *checks,
+        _check_driver(),
+        *_check_visible_cards(variables),
+        _check_tool(("ncu",), counters, "install Nsight Compute"),
+        _check_tool(BROWSERS, "reports as PDF, tests of the page", "install Chromium"),
+        _check_reference(variables),
+        _check_own_host(),
+        _check_card_settings(),
     ]
+
+
+def _check_driver() -> ToolCheck:
     try:
         driver = CDLL("libnvidia-ml.so.1")._name
     except OSError:
         driver = ""
     purpose = "measuring and managing NVIDIA GPUs"
     advice = "no NVIDIA driver on this machine; predictions need none"
-    checks.append(ToolCheck("NVIDIA driver", bool(driver), driver, purpose, advice))
-    lists = [
-        name for name in dict.fromkeys((CUDA_LIST, *HIP_LISTS, ROCR_LIST)) if name in variables
-    ]
-    shown = ", ".join(f"{name}={clip_text(variables[name], 40)!r}" for name in lists)
-    if shown:
-        purpose = "measure and manage take the first card it shows; --device N overrides it"
-        checks.append(ToolCheck("visible GPUs", True, shown, purpose, ""))
-    checks.append(
-        _check_tool(
-            ("ncu",), "lab counters: hardware counters of NVIDIA GPUs", "install Nsight Compute"
-        )
-    )
-    checks.append(_check_tool(BROWSERS, "reports as PDF, tests of the page", "install Chromium"))
-    folder = reference_folder(variables)
-    found = "found" if folder is not None else ""
+    return ToolCheck("NVIDIA driver", bool(driver), driver, purpose, advice)
+
+
+def _check_visible_cards(variables: Mapping[str, str]) -> list[ToolCheck]:
+    """Show the variables that hide cards; nothing where none is set."""
+    names = dict.fromkeys((CUDA_LIST, *HIP_LISTS, ROCR_LIST))
+    words = [f"{name}={clip_text(variables[name], 40)!r}" for name in names if name in variables]
+    if not words:
+        return []
+    purpose = "measure and manage take the first card it shows; --device N overrides it"
+    return [ToolCheck("visible GPUs", True, ", ".join(words), purpose, "")]
+
+
+def _check_reference(variables: Mapping[str, str]) -> ToolCheck:
+    is_there = reference_folder(variables) is not None
     advice = "set WATTCAST_REFERENCE to its folder"
-    checks.append(ToolCheck("reference data", folder is not None, found, "lab validate", advice))
-    own = read_own_host()
-    found = "" if own is None else f"{units.show(own.host_s_per_operator, 's', 3)} an operator"
+    return ToolCheck(
+        "reference data", is_there, "found" if is_there else "", "lab validate", advice
+    )
+
+
+def _check_own_host() -> ToolCheck:
+    """Show what issuing an operator costs on this machine, where it was measured."""
     advice = "not measured: wattcast doctor --host (needs PyTorch, transformers and a CUDA device)"
-    checks.append(ToolCheck("own host", own is not None, found, "host-bound predictions", advice))
-    # Cards that a dead process left changed; those that a daemon tends to are not left
-    left = [describe_leftover(note) for note in list_leftovers() if not is_tended(note.uuid)]
-    advice = "; ".join([*left, "run `wattcast manage restore` as root"])
-    found = "left changed" if left else "none left changed"
-    return [*checks, ToolCheck("GPU settings", not left, found, "manage", advice)]
+    purpose = "host-bound predictions"
+    host = read_own_host()
+    if host is None:
+        return ToolCheck("own host", False, "", purpose, advice)
+    cost = f"{units.show(host.host_s_per_operator, 's', 3)} an operator"
+    return ToolCheck("own host", True, cost, purpose, advice)
+
+
+def _check_card_settings() -> ToolCheck:
+    """Look for cards that a dead process left changed; a daemon's cards are not left."""
+    from wattcast.control.card_notes import (
+        describe_leftover,
+        is_tended,
+        list_leftovers,
+    )
+
+    changes = [describe_leftover(note) for note in list_leftovers() if not is_tended(note.uuid)]
+    advice = "; ".join([*changes, "run `wattcast manage restore` as root"])
+    state = "left changed" if changes else "none left changed"
+    return ToolCheck("GPU settings", not changes, state, "manage", advice)
 
 
 def _check_libraries(
@@ -319,14 +338,14 @@ def _check_libraries(
     for library in wanted.split("; "):
         distribution, _, module = library.partition(" ")
         try:
-            found = importlib.util.find_spec(module or distribution) is not None
+            is_installed = importlib.util.find_spec(module or distribution) is not None
         except ModuleNotFoundError:  # a parent of the module
-            found = False
+            is_installed = False
         try:
-            version = importlib.metadata.version(distribution) if found else ""
+            version = importlib.metadata.version(distribution) if is_installed else ""
         except importlib.metadata.PackageNotFoundError:
             version = "version unknown"
-        (there if found else missing).append(f"{distribution} {version}".strip())
+        (there if is_installed else missing).append(f"{distribution} {version}".strip())
     lacking = f"{', '.join(missing)} missing" if missing else ""
     return ToolCheck(
         name, not missing, "; ".join(filter(None, [", ".join(there), lacking])), purpose, advice

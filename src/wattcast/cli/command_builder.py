@@ -148,11 +148,13 @@ class DeclaredCommand(TyperCommand):
         args: list[str],
     ) -> Any:
         """Take options in American spelling, with underscores or in capitals, as they are meant."""
-        known = [name for option in self.params for name in (*option.opts, *option.secondary_opts)]
+        option_names = [
+            name for option in self.params for name in (*option.opts, *option.secondary_opts)
+        ]
         try:
-            return super().parse_args(ctx, respell_options(args, known))
+            return super().parse_args(ctx, respell_options(args, option_names))
         except typer.TyperException as error:
-            raise clarify_error(error, args, known) from None
+            raise clarify_error(error, args, option_names) from None
 
     def invoke(self, ctx: Any) -> None:
         """Call the function with what stands on the command line, and print its result."""
@@ -229,25 +231,25 @@ def clarify_error(
     known: Sequence[str],
 ) -> Exception:
     """Return typer's error in words of ours: what was wanted, what was written, what is meant."""
-    asked = getattr(error, "option_name", None)
-    if asked is not None:
+    typed_name = getattr(error, "option_name", None)
+    if typed_name is not None:
         one_dash = next((arg for arg in args if re.match(r"-\w{2,}", arg)), None)
-        if not asked.startswith("--") and one_dash is not None:
-            asked = f"-{one_dash.partition('=')[0]}"
-        meant = OTHER_NAMES.get(asked.strip("-").replace("_", "-").lower())
-        nearest = nearest_names(asked, known)
+        if not typed_name.startswith("--") and one_dash is not None:
+            typed_name = f"-{one_dash.partition('=')[0]}"
+        meant = OTHER_NAMES.get(typed_name.strip("-").replace("_", "-").lower())
+        nearest = nearest_names(typed_name, known)
         if meant is not None and meant in known:
             nearest = [meant]
-        if asked in known:
-            nearest = [asked]
+        if typed_name in known:
+            nearest = [typed_name]
         hint = f" Did you mean {' or '.join(nearest)}?" if nearest else ""
-        return UnknownName(f"no such option: {clip_text(asked)}.{hint}{_point_to_help(error)}")
+        return UnknownName(f"no such option: {clip_text(typed_name)}.{hint}{_point_to_help(error)}")
     text = getattr(error, "format_message", lambda: "")()
     invalid = _INVALID.search(text)
     if invalid is not None:
-        wanted = "a whole number" if "int" in invalid[0] else "a number"
+        expected = "a whole number" if "int" in invalid[0] else "a number"
         example = {"--seq": ", such as 4096", "--tokens": ", such as 256"}.get(invalid[1], "")
-        return bad_value(invalid[1], f"{wanted}{example}", invalid[2].strip("'"))
+        return bad_value(invalid[1], f"{expected}{example}", invalid[2].strip("'"))
     outside = _RANGE.search(text)
     if outside is not None:
         return bad_value(outside[1], f"a number in {outside[3]}", outside[2].strip("'"))

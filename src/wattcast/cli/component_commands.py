@@ -75,6 +75,7 @@ def power_trace(
     )
     from wattcast.lab.gpuwattch.counted_kernel_power import compute_kernel_power
     from wattcast.lab.gpuwattch.simulated_chip import find_measured_chip
+    from wattcast.lab.gpuwattch.simulator_logs import CounterSource
     from wattcast.lab.gpuwattch.trace_request import TraceRequest
     from wattcast.lab.gpuwattch.trace_run import trace_to_plain
 
@@ -83,20 +84,18 @@ def power_trace(
     if save_config is not None:
         chip = find_measured_chip(request.architecture)
         file = request.architecture
-        made = (
-            measured_energies.measured_architecture(chip)
-            if chip
-            else architecture.read_architecture(file)
-        )
-        architecture.write_architecture(made, save_config)
-    known = simulator_logs.CounterSource
-    source = known(resolve_name("counter source", counters, list(known)))
-    source = simulator_logs.find_source(trace) if source is known.AUTO else source
-    if request.follow_s and source is not known.TRACE:
+        if chip:
+            used = measured_energies.measured_architecture(chip)
+        else:
+            used = architecture.read_architecture(file)
+        architecture.write_architecture(used, save_config)
+    source = CounterSource(resolve_name("counter source", counters, list(CounterSource)))
+    source = simulator_logs.find_source(trace) if source is CounterSource.AUTO else source
+    if request.follow_s and source is not CounterSource.TRACE:
         raise bad_value(
             "--follow", "a metric trace, which grows", f"{trace.name} ({source})", "Leave it out."
         )
-    if source is not known.TRACE:
+    if source is not CounterSource.TRACE:
         return _show_kernel_power(compute_kernel_power(request, source))
 
     def mean_power(found: TraceResult) -> str:
@@ -175,14 +174,16 @@ def power_meter(
         env.stdout.write(f"{files('wattcast.lab.gpuwattch').joinpath('wattcast_power.hpp')}\n")
         return
     hertz = parse(clock, "Hz", "--clock") if clock else None
-    found = read_chip(TraceRequest(config, config, energies, Path(), sm_count=sms, clock_hz=hertz))
-    chip = found.architecture
-    count = found.config.sm_count
+    description = read_chip(
+        TraceRequest(config, config, energies, Path(), sm_count=sms, clock_hz=hertz)
+    )
+    chip = description.architecture
+    count = description.config.sm_count
     built = build_component_model(
-        chip, found.table, found.components, sm_count=count, voltage=found.voltage
+        chip, description.table, description.components, sm_count=count, voltage=description.voltage
     )
     meter = PowerMeter(
-        built.model, ClockSetting(found.clock_hz), chip.dialect, scaling=chip.all_scaling()
+        built.model, ClockSetting(description.clock_hz), chip.dialect, scaling=chip.all_scaling()
     )
 
     def answer(line: str) -> None:

@@ -64,11 +64,11 @@ def sweep(
     from wattcast.explore.explorations import ExploreObjective, explore
 
     least = ExploreObjective(resolve_name("objective", minimise, list(ExploreObjective)))
-    found = explore(workload, gpu, vary or [], **options)
+    exploration = explore(workload, gpu, vary or [], **options)
     chosen = {name: value for name, value in options.items() if name in OPTION_NAMES}
     figure = partial(draw_exploration, workload=workload, options=chosen)
     return CommandOutput.of(
-        found, exploration_json, partial(print_exploration, least=least), figure
+        exploration, exploration_json, partial(print_exploration, least=least), figure
     )
 
 
@@ -181,9 +181,9 @@ def fleet(
     from wattcast.explore import exploration_report as report
     from wattcast.explore import fleet as fleets
 
-    found = fleets.assign_fleet(fleets.read_fleet(file, site_power), aim, **prices)
+    assignment = fleets.assign_fleet(fleets.read_fleet(file, site_power), aim, **prices)
     figure = partial(figures.draw_assignment, source=file.name)
-    return CommandOutput.of(found, report.assignment_json, report.print_assignment, figure)
+    return CommandOutput.of(assignment, report.assignment_json, report.print_assignment, figure)
 
 
 def _choose_runner(

@@ -86,9 +86,9 @@ def fit_kernels(
     from wattcast.lab.fit.database_fit import fit_kernel_database, write_fit
     from wattcast.lab.validate import kernel_checks, ledger
 
-    bundle, held = fit_kernel_database(database, gpu, env.say, inherit, leave_out)
-    write_fit(bundle, held, out)
-    rows = kernel_checks.kernel_rows(held, gpu)
+    bundle, held_out = fit_kernel_database(database, gpu, env.say, inherit, leave_out)
+    write_fit(bundle, held_out, out)
+    rows = kernel_checks.kernel_rows(held_out, gpu)
     return CommandOutput(
         {"rows": rows}, ledger.format_ledger(rows), notes=[f"{out / 'bundle.json'} written"]
     )
@@ -117,9 +117,9 @@ def fit_engine(
     from wattcast.lab.fit.database_fit import fit_engine_database
     from wattcast.predictor.bundle.bundle_file import write_bundle
 
-    found = fit_engine_database(database, gpu, bundle, env.say, family)
-    write_bundle(found, out / "bundle.json")
-    env.say(f"{out / 'bundle.json'} written: {found.provenance.note}")
+    extended = fit_engine_database(database, gpu, bundle, env.say, family)
+    write_bundle(extended, out / "bundle.json")
+    env.say(f"{out / 'bundle.json'} written: {extended.provenance.note}")
 
 
 @command("lab fit host")
@@ -146,12 +146,12 @@ def fit_host(
     from wattcast.predictor.bundle import bundle_for
     from wattcast.predictor.bundle.calibrated import save_bundle
 
-    found = whole_models.fit_host_database(database, gpu)
+    host_fit = whole_models.fit_host_database(database, gpu)
     if out is not None:
-        bundle = whole_models.with_launch_cost(bundle_for(hardware.load_gpu(gpu)), found.host_s)
+        bundle = whole_models.with_launch_cost(bundle_for(hardware.load_gpu(gpu)), host_fit.host_s)
         env.say(f"bundle saved: {save_bundle(bundle, out)}")
-    errors = {name: found.error(f"{name}_s") for name in ("predicted", "default", "left_out")}
-    plain = [asdict(row) for row in found.rows]
+    errors = {name: host_fit.error(f"{name}_s") for name in ("predicted", "default", "left_out")}
+    plain = [asdict(row) for row in host_fit.rows]
 
     def print_text(console: Console) -> None:
         columns = {
@@ -164,15 +164,15 @@ def fit_host(
         rows = [row | ({"host_s": "GPU-bound"} if row["host_s"] is None else {}) for row in plain]
         print_rows(console, rows, columns)
         env.stdout.write(
-            f"{show(found.host_s, 's', 3)} an operator (use: --host-launch "
-            f"{found.host_s * 1e6:.3g}us); mean error "
+            f"{show(host_fit.host_s, 's', 3)} an operator (use: --host-launch "
+            f"{host_fit.host_s * 1e6:.3g}us); mean error "
             f"{errors['predicted']:.1%}, model left out {errors['left_out']:.1%}, with the default "
-            f"{show(found.default_s, 's', 3)} {errors['default']:.1%}\n"
+            f"{show(host_fit.default_s, 's', 3)} {errors['default']:.1%}\n"
         )
 
     return CommandOutput(
         {
-            "host_s": found.host_s,
+            "host_s": host_fit.host_s,
             "error": errors,
             "rows": plain,
         },
@@ -487,12 +487,12 @@ def _check_table_options(choices: CounterTableOptions, form: str) -> None:
         raise bad_value("--columns", "a YAML map of the table's columns", "none", do)
     has_output = choices.json or choices.measured
     if choices.predict is not None and not (has_output and form == "gpmtool"):
-        wanted = "--form gpmtool, and --json or --measured"
+        expected = "--form gpmtool, and --json or --measured"
         json_word = " --json" if choices.json else ""
-        raise bad_value("--predict", wanted, f"--form {form}{json_word}")
+        raise bad_value("--predict", expected, f"--form {form}{json_word}")
     if choices.measured is not None and choices.predict is None:
-        wanted = "--predict FILE beside it, with the programs' utilisations"
-        raise bad_value("--measured", wanted, "none")
+        expected = "--predict FILE beside it, with the programs' utilisations"
+        raise bad_value("--measured", expected, "none")
 
 
 def _fit_rails(

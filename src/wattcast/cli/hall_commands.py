@@ -58,20 +58,20 @@ def hall(
     plan = read_hall(file)
     span = HallSpan(asked.begin_s, asked.span_s, asked.grid_s)
     try:
-        found = run_hall(plan, span, asked.out, _choose_runner(running), env.tell_progress)
+        hall_result = run_hall(plan, span, asked.out, _choose_runner(running), env.tell_progress)
     except BaseException as error:
         if asked.out is not None and is_interrupt(error):
             env.say("finished rows are kept; the same command continues.")
         raise
     if asked.out is not None:
-        for path in write_hall(found, asked.out, f".{asked.format}", asked.chance):
+        for path in write_hall(hall_result, asked.out, f".{asked.format}", asked.chance):
             env.say(f"written: {path}")
-    figures = {name: partial(draw, found) for name, draw in FIGURES.items()}
+    figures = {name: partial(draw, hall_result) for name, draw in FIGURES.items()}
 
     def print_text(console: Console) -> None:
-        print_hall(console, found, asked.chance)
+        print_hall(console, hall_result, asked.chance)
 
-    plain = partial(summarise_hall, found, asked.chance)
+    plain = partial(summarise_hall, hall_result, asked.chance)
     return CommandOutput(plain, print_text, lambda: figures)
 
 
@@ -86,7 +86,7 @@ def _plan_shedding(
     from wattcast.timeseries.hall_file import read_hall
 
     assert shedding.shed_w is not None, "nothing is to be shed"
-    found = demand_response.plan_demand_response(
+    response = demand_response.plan_demand_response(
         read_hall(file),
         shedding.shed_w,
         asked.begin_s,
@@ -95,7 +95,7 @@ def _plan_shedding(
         shedding.slowdown,
     )
     return CommandOutput.of(
-        found,
+        response,
         demand_response.DemandResponse.to_dict,
         shedding_report.print_response,
         shedding_report.draw_response,

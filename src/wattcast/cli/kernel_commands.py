@@ -63,13 +63,13 @@ def carry_over(env: Environment) -> CommandOutput:
     folder = reference_folder(env.variables)
     if folder is None:
         raise MissingTool(f"no reference data: set {REFERENCE_VARIABLE} to its folder")
-    found = carried_designs.judge_carried_designs(folder, env.say)
+    judged = carried_designs.judge_carried_designs(folder, env.say)
 
     def print_text(console: Console) -> None:
         from wattcast.report.text_tables import print_notes, print_rows
 
         rows = []
-        for row in found.rows():
+        for row in judged.rows():
             least = "0.1 ms and longer" if row["least_s"] else "all"
             percents = {
                 name: f"{row[name]:.1f} %"
@@ -92,8 +92,8 @@ def carry_over(env: Environment) -> CommandOutput:
             "bias_percent": "bias",
         }
         print_rows(console, rows, headings, "Carried over from the H200", ["chip", "work"])
-        if found.tau is not None:
-            console.print(f"Ranking over {len(found.pairs)} pairs: Kendall's tau {found.tau:.2f}")
-        print_notes(console, found.missing, "Not judged")
+        if judged.tau is not None:
+            console.print(f"Ranking over {len(judged.pairs)} pairs: Kendall's tau {judged.tau:.2f}")
+        print_notes(console, judged.missing, "Not judged")
 
-    return CommandOutput(found.to_plain, print_text)
+    return CommandOutput(judged.to_plain, print_text)

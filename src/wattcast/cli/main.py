@@ -162,12 +162,12 @@ class _LazyGroup(TyperGroup):
         args: list[str],
     ) -> Any:
         if args and args[0] not in self.table and not args[0].startswith("-"):
-            known = f"Known: {', '.join(self.table)}."
+            hint = f"Known: {', '.join(self.table)}."
             raise typer.TyperException(
-                str(unknown_name(f"command of {ctx.command_path}", args[0], self.table, known))
+                str(unknown_name(f"command of {ctx.command_path}", args[0], self.table, hint))
             )
-        name, command, rest = super().resolve_command(ctx, args)
-        if "--help" in rest and command is not None:
+        name, command, remaining_args = super().resolve_command(ctx, args)
+        if "--help" in remaining_args and command is not None:
             leaves = (
                 [c for _, c in walk_commands(command)]
                 if isinstance(command, TyperGroup)
@@ -175,7 +175,7 @@ class _LazyGroup(TyperGroup):
             )
             for leaf in leaves:
                 shorten_help(leaf, ctx.ensure_object(Environment).help_all)
-        return name, command, rest
+        return name, command, remaining_args
 
 
 class _LabGroup(_LazyGroup):
@@ -257,13 +257,15 @@ def main(argv: Sequence[str] | None = None, env: Environment | None = None) -> i
     )  # what follows belongs to the program that is run
     env.traceback |= "--traceback" in args[:end]  # welcome anywhere before
     env.help_all |= "--help-all" in args[:end]
-    own = ["--help" if arg == "--help-all" else arg for arg in args[:end] if arg != "--traceback"]
+    wattcast_args = [
+        "--help" if arg == "--help-all" else arg for arg in args[:end] if arg != "--traceback"
+    ]
     with contextlib.redirect_stdout(env.stdout), contextlib.redirect_stderr(env.stderr):
         try:
             command = typer.main.get_command(app)
-            asked = [*own, *args[end:]] or ["--help"]
+            all_args = [*wattcast_args, *args[end:]] or ["--help"]
             code = command.main(
-                asked,
+                all_args,
                 prog_name="wattcast",
                 standalone_mode=False,
                 obj=env,
@@ -320,11 +322,11 @@ def _explain_error(error: BaseException) -> tuple[str, ExitCode]:
             f"this needs {error.name}, which is not installed. See `wattcast doctor`.",
             ExitCode.FAILED,
         )
-    said = (
+    sentence = (
         f"internal error ({type(error).__name__}: {error}). Run again with --traceback "
         "and report it."
     )
-    return said, ExitCode.FAILED
+    return sentence, ExitCode.FAILED
 
 
 def _complain(

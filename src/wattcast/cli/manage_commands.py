@@ -224,8 +224,8 @@ def watch(
     goal = parse_group(PolicyGoal, options).make_objective()
     with closing(NvmlCard(device)) as card:
         card.open()
-        found = watch_card.watch_card(card, seconds, count, goal, gpu, env.say)
-    return CommandOutput.of(found, dict, watch_card.print_watched)
+        watched = watch_card.watch_card(card, seconds, count, goal, gpu, env.say)
+    return CommandOutput.of(watched, dict, watch_card.print_watched)
 
 
 @dataclass(frozen=True)
@@ -438,8 +438,10 @@ def _check_control(control: ControlOptions, has_command: bool) -> None:
     if control.progress is not None and not control.progress.absolute().parent.is_dir():
         raise bad_value("--progress", "a file in a folder that exists", str(control.progress))
     if control.busy is not None and (control.devices is None or not control.busy.is_dir()):
-        found = "no --devices" if control.devices is None else str(control.busy)
-        raise bad_value("--busy", "a folder that exists, and the cards of a job (--devices)", found)
+        actual = "no --devices" if control.devices is None else str(control.busy)
+        raise bad_value(
+            "--busy", "a folder that exists, and the cards of a job (--devices)", actual
+        )
     if control.model is not None:
         find_language_model(control.model)
         if control.metrics is None:
@@ -449,8 +451,8 @@ def _check_control(control: ControlOptions, has_command: bool) -> None:
     has_rows = control.rows is not None
     has_workload = control.workload is not None
     if has_rows != has_workload or (has_rows and control.progress is None):
-        wanted = "both, and --progress with them"
-        raise bad_value("--rows and --workload", wanted, "one of them missing")
+        expected = "both, and --progress with them"
+        raise bad_value("--rows and --workload", expected, "one of them missing")
 
 
 def _make_count_file(control: ControlOptions, card_name: str) -> SmCountFile | None:
@@ -513,15 +515,15 @@ def plane(
     card = NvmlCard(device)
     card.open()
     points = clock_plane.choose_clock_plane(*card.clocks_hz(), cores, memories)
-    told = ", ".join(f"{core / 1e6:.0f}/{memory / 1e6:.0f}" for core, memory in points)
+    pairs_mhz = ", ".join(f"{core / 1e6:.0f}/{memory / 1e6:.0f}" for core, memory in points)
     if not apply:
         env.say(
-            f"dry run on {card.name}: core/memory MHz {told} would be set and given back; "
+            f"dry run on {card.name}: core/memory MHz {pairs_mhz} would be set and given back; "
             "add --apply to do it."
         )
         raise typer.Exit
-    with daemon_client.hold_card(card, socket) as held:
-        codes = clock_plane.visit_clock_plane(held, points, command, env.say, env.variables)
+    with daemon_client.hold_card(card, socket) as leased_card:
+        codes = clock_plane.visit_clock_plane(leased_card, points, command, env.say, env.variables)
     failed = [
         f"{core / 1e6:.0f}/{memory / 1e6:.0f}"
         for (core, memory), code in codes.items()
@@ -788,15 +790,15 @@ def _serving_limits(ttft: str, tpot: str) -> ServingLimits:
     from wattcast.control.serving_control import ServingLimits
     from wattcast.serving.latency_bounds import parse_latency_bounds
 
-    found = []
+    bounds_s = []
     for name, text in (("ttft", ttft), ("tpot", tpot)):
         bound, *more = parse_latency_bounds(name, text, 99.0)
         if more or bound.percentile != 99.0:
             raise bad_value(
                 f"--{name}", "one time, of the 99th percentile, which the policy steers by", text
             )
-        found.append(bound.seconds)
-    return ServingLimits(*found)
+        bounds_s.append(bound.seconds)
+    return ServingLimits(*bounds_s)
 
 
 def _period_s(text: str) -> float:
@@ -849,17 +851,17 @@ def _forecast_plants(
 
     if gpu is None:
         return {}, ["model_predictive: left out, as no --gpu says which card the table is of"]
-    found: dict[str, clock_forecast.ClockCurves] = {}
+    curves: dict[str, clock_forecast.ClockCurves] = {}
     notes: list[str] = []
     for tables in plants:
         some, missing = clock_forecast.forecast_applications(tables, api.find_gpu(gpu), workloads)
-        found |= some
+        curves |= some
         notes += [f"model_predictive: none for {name}: {why}" for name, why in missing.items()]
-    notes += sorted({f"model_predictive: {f.status} coefficients" for f in found.values()})
-    errors = clock_forecast.measure_slowdown_errors(plants, found)
+    notes += sorted({f"model_predictive: {f.status} coefficients" for f in curves.values()})
+    errors = clock_forecast.measure_slowdown_errors(plants, curves)
     chosen: dict[str, tuple[int, ...]] = {}
     for tables in plants:
-        chosen |= clock_forecast.choose_forecast_settings(tables, found, goal, errors)
+        chosen |= clock_forecast.choose_forecast_settings(tables, curves, goal, errors)
     if goal.slowdown is not None:
         notes.append(
             "model_predictive: bounds hold with a chance of 95 %, by the errors of other "
@@ -878,11 +880,13 @@ def _compare_policies(
 ) -> CommandOutput:
     from wattcast.control import policy_comparison
 
-    found = policy_comparison.compare_policies(plants, setup)
+    comparison = policy_comparison.compare_policies(plants, setup)
     return CommandOutput(
-        lambda: {**policy_comparison.comparison_json(found, plants, notes, without), **more},
-        lambda console: policy_comparison.print_comparison(console, found, title, without, more),
-        lambda: _list_figures(plants, found, setup),
+        lambda: {**policy_comparison.comparison_json(comparison, plants, notes, without), **more},
+        lambda console: policy_comparison.print_comparison(
+            console, comparison, title, without, more
+        ),
+        lambda: _list_figures(plants, comparison, setup),
         notes,
     )
 

@@ -95,10 +95,10 @@ class LaunchEstimate:
             return f"model: mean {show(self.estimate.mean_w, 'W')} over {traced} of the trace"
         missing = plain["without_counters"]
         first = missing[0]
-        known = f"{100 * plain['known_share']:.0f} % of {traced}"
+        known_share = f"{100 * plain['known_share']:.0f} % of {traced}"
         text = (
             f"model: no mean power of the trace, at least {show(self.estimate.energy_j, 'J')}: "
-            f"{show(self.estimate.mean_w, 'W')} over the {known} in which all that ran has counters"
+            f"{show(self.estimate.mean_w, 'W')} over the {known_share} in which all that ran has counters"
         )
         if not self.estimate.has_known_kernels:
             text += ", which is the idle time between kernels"
@@ -194,14 +194,16 @@ def estimate_offline(
     counted cycles.
     """
     if launch_power.is_database(counters):  # sampled over time, not per kernel
-        known = load_saved_model(model).model
+        power_model = load_saved_model(model).model
         start_s, activity = read_nsys_activity(
-            counters, known.required_events, clock_hz, memory_clock_hz
+            counters, power_model.required_events, clock_hz, memory_clock_hz
         )
-        found = launch_power.PowerEstimate(
-            start_s, activity, known.power(activity), np.ones(start_s.shape), (), (), True
+        power_estimate = launch_power.PowerEstimate(
+            start_s, activity, power_model.power(activity), np.ones(start_s.shape), (), (), True
         )
-        return LaunchEstimate(found, None, None), float(np.mean(np.asarray(activity.at.clock_hz)))
+        return LaunchEstimate(power_estimate, None, None), float(
+            np.mean(np.asarray(activity.at.clock_hz))
+        )
     saved, book, _ = prepare_estimate(model, counters, trace, gpu, [])
     log = launch_power.read_launches(trace)
     found_hz = clock_hz or launch_power.find_clock_hz(log.launches, book)
@@ -238,12 +240,14 @@ def estimate_power(
         else None
     )
     clocks = stretch or run.measurement
-    held = (
+    samples = (
         run.samples
         if stretch is None or now_s is None
         else run.samples.between(now_s, now_s + last_s - first_s)
     )
-    at = OperatingPoint(clock_hz=clocks.sm_clock_hz, memory_clock_hz=held.mean("memory_clock_hz"))
+    at = OperatingPoint(
+        clock_hz=clocks.sm_clock_hz, memory_clock_hz=samples.mean("memory_clock_hz")
+    )
     return LaunchEstimate(
         _estimate_from_zero(log, saved, book, at), stretch, now_s if inside else None
     )
@@ -275,7 +279,7 @@ def suggest_rows(
     rows = _load_measured_rows(gpu, database, tell)
     bundle = bundle_for(chip)
     measured = set(rows.spec)
-    known: dict[str, OperatorSpec] = {}
+    spec_of_operator: dict[str, OperatorSpec] = {}
     candidates: list[RowCandidate] = []
     shares, left_out = _operators_of_models(gpu, tell)
     spread = (
@@ -286,19 +290,22 @@ def suggest_rows(
         *((replace(spec, chosen="suggested"), 0.0, "plan") for spec in spread),
     ]:
         fits = spec.guessed_s <= kernel_plan.LONGEST_S and spec.byte <= kernel_plan.LARGEST_BYTE
-        if spec.id not in measured and spec.id not in known and fits:
-            known[spec.id] = spec
-            told = RunCondition(spec.layout, spec.rotated, str(spec.detail.get("backend", "")))
-            candidates.append(RowCandidate(make_workload_form(spec.operator), told, share, source))
+        if spec.id not in measured and spec.id not in spec_of_operator and fits:
+            spec_of_operator[spec.id] = spec
+            condition = RunCondition(spec.layout, spec.rotated, str(spec.detail.get("backend", "")))
+            candidates.append(
+                RowCandidate(make_workload_form(spec.operator), condition, share, source)
+            )
     tell(
         f"{len(candidates)} candidates; {left_out:.1%} of the models' time is in operators "
         "no row can stand for"
     )
-    found = row_suggestions.suggest_rows(candidates, count, rows, chip, bundle)
+    suggestions = row_suggestions.suggest_rows(candidates, count, rows, chip, bundle)
     place = {
-        id(candidate): spec for candidate, spec in zip(candidates, known.values(), strict=True)
+        id(candidate): spec
+        for candidate, spec in zip(candidates, spec_of_operator.values(), strict=True)
     }
-    return found, [place[id(suggestion.candidate)] for suggestion in found]
+    return suggestions, [place[id(suggestion.candidate)] for suggestion in suggestions]
 
 
 def _load_measured_rows(
@@ -313,8 +320,8 @@ def _load_measured_rows(
         if database != gpu:
             raise
         tell(f"no database of the {gpu} was named or ships: as if nothing was measured")
-        known = kernel_rows.load_kernel_rows(forecast_rule().parent)
-        return known.select_rows(np.zeros(len(known), dtype=bool))
+        shipped_rows = kernel_rows.load_kernel_rows(forecast_rule().parent)
+        return shipped_rows.select_rows(np.zeros(len(shipped_rows), dtype=bool))
 
 
 def _operators_of_models(
@@ -325,9 +332,9 @@ def _operators_of_models(
     """
     shares: dict[str, float] = {}
     specs: dict[str, tuple[OperatorSpec, str]] = {}
-    found = row_suggestions.list_model_operators(gpu, tell)
+    model_operators = row_suggestions.list_model_operators(gpu, tell)
     lost = 0.0
-    for item in found:
+    for item in model_operators:
         plain = operator_to_plain(item.op)
         spec = kernel_plan.spec_from_operator(
             {name: str(v) if isinstance(v, str) else v for name, v in plain.items()}
@@ -339,4 +346,4 @@ def _operators_of_models(
         shares[spec.id] = shares.get(spec.id, 0.0) + item.share
         specs.setdefault(spec.id, (spec, item.run))
     listed = [(spec, shares[key], source) for key, (spec, source) in specs.items()]
-    return listed, lost / max(sum(item.share for item in found), 1e-30)
+    return listed, lost / max(sum(item.share for item in model_operators), 1e-30)

@@ -241,10 +241,10 @@ def _load_prediction(
         raise bad_value(
             "--against", "a --gpu beside a model", "none", "Name the GPU the command runs on."
         )
-    found: dict[str, Any] = msgspec.to_builtins(
+    output: dict[str, Any] = msgspec.to_builtins(
         predictions_to_output([api.predict(against, gpu, **options)])
     )
-    return found
+    return output
 
 
 for _verb in ("idle", "sensor", "log"):

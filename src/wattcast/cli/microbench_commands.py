@@ -60,9 +60,9 @@ def microbench(
         return _compare_results(show, against)
     if show is None:
         return CommandOutput.from_verb(microbench_sessions.microbench(**options))
-    found, chip, place = _find_results(show, gpu)
+    results, chip, place = _find_results(show, gpu)
     if table is None:
-        return _show_results(found, chip, place, write)
+        return _show_results(results, chip, place, write)
     from wattcast.lab.counter_models.profiler_counters import make_table_lines
 
     lines = make_table_lines(place, chip.name)
@@ -191,14 +191,14 @@ def tune(
     chip = find_gpu(gpu)
     shipped = microbench_results.read_shipped_results
     measured = shipped(chip) if results is None else microbench_results.read_results(results)
-    found = tuning.tune_export(profile, measured, profile_sets.PipeRates.of(chip))
+    tuned = tuning.tune_export(profile, measured, profile_sets.PipeRates.of(chip))
     notes = [
         f"not judged: {name}, for want of {', '.join(metrics)}"
-        for name, metrics in found.missing.items()
+        for name, metrics in tuned.missing.items()
     ]
     if notes:
         notes.append("wattcast lab tune --collect prints the ncu command that collects them")
-    table = report.make_advice_table(found)
+    table = report.make_advice_table(tuned)
     return CommandOutput(
-        partial(report.tuning_to_plain, found), lambda console: console.print(table), notes=notes
+        partial(report.tuning_to_plain, tuned), lambda console: console.print(table), notes=notes
     )

@@ -261,7 +261,7 @@ def write_form(
     if out.suffix.lower() != ".json":
         raise bad_value("--out", "a name that ends in .json", out.name)
     check_new_file(out)
-    given = forms.CarbonInputs(
+    carbon_inputs = forms.CarbonInputs(
         carbon=wanted.carbon,
         pue=wanted.pue,
         embodied_g=_read_grams(wanted.embodied),
@@ -279,10 +279,10 @@ def write_form(
             tokens=wanted.training_tokens,
             pue=wanted.pue,
         )
-        filled = forms.fill_ai_act(job.to_dict(), job.flop_per_token, given)
+        filled = forms.fill_ai_act(job.to_dict(), job.flop_per_token, carbon_inputs)
     else:
         fill = forms.fill_sci if form == "sci" else forms.fill_ghg
-        filled = fill(predict_one(workload, gpu, **options), given)
+        filled = fill(predict_one(workload, gpu, **options), carbon_inputs)
     schema = out.with_suffix(".schema.json")
     write_whole(out, forms.encode_form(filled))
     write_whole(schema, encode_json(forms.make_schema(form)) + b"\n")

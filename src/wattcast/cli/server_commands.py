@@ -148,9 +148,9 @@ def prometheus(
         if exporter.gpu is None:
             raise bad_value("--workload", "a --gpu beside it", "none")
         chip = api.find_gpu(exporter.gpu)
-        found = api.predict(work, chip, **options)
+        prediction = api.predict(work, chip, **options)
         models.append(
-            metrics_exporter.model_workload(work, chip, found, exporter.slowdown, **options)
+            metrics_exporter.model_workload(work, chip, prediction, exporter.slowdown, **options)
         )
     cards = _find_cards(
         env, exporter.source, exporter.interval, exporter.idle_interval, bool(models)
@@ -191,12 +191,12 @@ def _find_cards(
             raise bad_value("--source", "cards, or a --workload to predict", "none")
         return []
     try:
-        found = find_cards(
+        cards = find_cards(
             source, parse(interval, "s", "--interval"), parse(idle_interval, "s", "--idle-interval")
         )
-        if not found:
+        if not cards:
             env.say("the driver does not answer; cards are shown as soon as it does.")
-        return found
+        return cards
     except MissingTool as error:
         if not enough or source != "auto":
             raise

@@ -85,7 +85,7 @@ def plan(
 
     try:
         count = count_cores() if workers is None else workers
-        found = capacity_plan.plan(
+        plan_result = capacity_plan.plan(
             model,
             gpu,
             progress=env.tell_progress,
@@ -93,17 +93,19 @@ def plan(
             **options,
         )
     except capacity_plan.PlanInterrupted as error:
-        found = error.result
+        plan_result = error.result
     if write is not None:
         from wattcast.serving.deployment.write_deployment import write_deployment
 
-        paths, notes = write_deployment(found.best, model, write)
+        paths, notes = write_deployment(plan_result.best, model, write)
         for path in paths:
             env.say(f"written: {path}")
         for note in notes:
             env.say(f"note: {note}")
-    output = CommandOutput.of(found, type(found).to_dict, report.print_plan, report.draw_plan)
-    return replace(output, exit_code=0 if found.is_complete else ExitCode.INTERRUPTED)
+    output = CommandOutput.of(
+        plan_result, type(plan_result).to_dict, report.print_plan, report.draw_plan
+    )
+    return replace(output, exit_code=0 if plan_result.is_complete else ExitCode.INTERRUPTED)
 
 
 @dataclass(frozen=True)

@@ -279,13 +279,13 @@ class CappedSearch:
         """Return the covariance of settings that ran with all, ``(row, setting)``. Rows are
         remembered, as every decision asks for them.
         """
-        known = self._covariances.setdefault(id(quantity), {})
-        for row in set(rows.tolist()) - known.keys():
+        covariances = self._covariances.setdefault(id(quantity), {})
+        for row in set(rows.tolist()) - covariances.keys():
             smooth = (self._features[row] * quantity.spreads**2) @ self._features.T
             apart = (self._logs - self._logs[row]) / CAPPED.remainder_reach
             remainder = np.exp(-0.5 * np.einsum("sk,sk->s", apart, apart))
-            known[row] = smooth + quantity.remainder**2 * remainder
-        return np.array(list(map(known.__getitem__, rows.tolist())))
+            covariances[row] = smooth + quantity.remainder**2 * remainder
+        return np.array(list(map(covariances.__getitem__, rows.tolist())))
 
     def _estimate(
         self,

@@ -359,7 +359,7 @@ class CardKeeper:
             raise Refused("who holds a card's limit sets no clocks.")
         core = None if request.core_hz is None else (request.core_hz, request.core_hz)
         memory = None if request.memory_hz is None else (request.memory_hz, request.memory_hz)
-        wanted = CardSettings(core, memory, request.limit_w)
+        wanted_settings = CardSettings(core, memory, request.limit_w)
 
         since = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         note = self._note
@@ -369,13 +369,13 @@ class CardKeeper:
             note = replace(note, holder=self._who, since=since)
         had_lock = note.before.core_hz is not None
         earlier_wish = self._leases[kind].wanted
-        note = card_settings.prepare_records(card, note, wanted, self._scope.locked_hz)
+        note = card_settings.prepare_records(card, note, wanted_settings, self._scope.locked_hz)
         if note.before.core_hz is not None and not had_lock:
             earlier = note.before.describe()
             self._say(f"{self.card_name} was at {earlier} before; it will get that back")
 
         self._check_scope(request, note.before.core_hz)
-        self._leases[kind].wanted = wanted
+        self._leases[kind].wanted = wanted_settings
         try:
             merged = merge_leases(self._leases, note.before.limit_w)
             card_settings.apply_settings(card, note, merged, self._save_note)
@@ -685,16 +685,16 @@ class DaemonServer:
         number: int,
     ) -> None:
         """Answer a client's lines until it ends; then release what it has claimed."""
-        rest = b""
+        unread = b""
         try:
             with slot.connection as connection:
                 while data := connection.recv(LONGEST_LINE):
-                    *lines, rest = (rest + data).split(b"\n")
+                    *lines, unread = (unread + data).split(b"\n")
                     for line in lines:
                         slot.heard_s = time.monotonic()
                         reply = self._answer_line(line, number, slot)
                         connection.sendall(msgspec.json.encode(reply) + b"\n")
-                    if len(rest) > LONGEST_LINE:
+                    if len(unread) > LONGEST_LINE:
                         break
         except (OSError, MemoryError):
             pass

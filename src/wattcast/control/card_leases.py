@@ -36,15 +36,15 @@ def merge_leases(
     ``control`` while nobody has set another limit above it."""
     control = leases.get("control")
     limit = leases.get("limit")
-    wanted = CardSettings() if control is None else control.wanted
+    wanted_settings = CardSettings() if control is None else control.wanted
     ceiling_w = None if limit is None else limit.wanted.limit_w
-    if wanted.limit_w is None:
-        return CardSettings(wanted.core_hz, wanted.memory_hz, ceiling_w)
-    bounds_w = [wanted.limit_w]
+    if wanted_settings.limit_w is None:
+        return CardSettings(wanted_settings.core_hz, wanted_settings.memory_hz, ceiling_w)
+    bounds_w = [wanted_settings.limit_w]
     highest_w = administrator_w if ceiling_w is None else ceiling_w
     if highest_w is not None:
         bounds_w.append(highest_w)
-    return CardSettings(wanted.core_hz, wanted.memory_hz, min(bounds_w))
+    return CardSettings(wanted_settings.core_hz, wanted_settings.memory_hz, min(bounds_w))
 
 
 def name_holders(leases: Mapping[LeaseKind, CardLease]) -> str:

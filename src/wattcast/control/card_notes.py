@@ -195,10 +195,10 @@ def _convert_second_format(note: _SecondFormat) -> CardNote:
     records = []
     for knob in note.changed:
         before: Any = getattr(note.before, KNOB_FIELDS[knob])
-        asked: Any = getattr(note.now, KNOB_FIELDS[knob])
+        set_value: Any = getattr(note.now, KNOB_FIELDS[knob])
         is_known = knob != "limit" or before is not None
         state = KnobState.ASKED if is_known else KnobState.UNKNOWN
-        records.append(KnobRecord(knob, before, before if asked is None else asked, state))
+        records.append(KnobRecord(knob, before, before if set_value is None else set_value, state))
     return CardNote(FORMAT, note.uuid, note.name, note.holder, note.since, tuple(records))
 
 

@@ -173,18 +173,18 @@ class CardNote:
 
     def with_record(self, record: KnobRecord) -> CardNote:
         """Return a note in which a record replaces the earlier one of its knob."""
-        others = tuple(other for other in self.knobs if other.knob != record.knob)
-        return replace(self, knobs=(*others, record))
+        other_knobs = tuple(knob for knob in self.knobs if knob.knob != record.knob)
+        return replace(self, knobs=(*other_knobs, record))
 
     def describe_change(self) -> str:
         """Say for people what the card is set to."""
         if self.unreadable:
             return "nobody knows what"
-        asked = [record.knob for record in self.knobs if record.state is KnobState.ASKED]
+        asked_knobs = [record.knob for record in self.knobs if record.state is KnobState.ASKED]
         unknown = [record.knob for record in self.knobs if record.state is KnobState.UNKNOWN]
         text = self.now.describe()
-        if asked:
-            text += f" (perhaps: the {' and '.join(asked)} was asked for and not confirmed)"
+        if asked_knobs:
+            text += f" (perhaps: the {' and '.join(asked_knobs)} was asked for and not confirmed)"
         if unknown:
             text += f" (what the {' and '.join(unknown)} was before is not known)"
         return text
@@ -339,8 +339,8 @@ def reset_unknown_knobs(
         if read_back(card, record.knob, default, None) is Evidence.DIFFERS:
             text = _describe_value(record.knob, default)
             raise Refused(f"{card.name} accepted {text}, and still reads otherwise.")
-        known = KnobRecord(record.knob, default, default, KnobState.UNCHANGED)
-        note = note.with_record(known)
+        reset_record = KnobRecord(record.knob, default, default, KnobState.UNCHANGED)
+        note = note.with_record(reset_record)
         if not note.unreadable:  # a file that cannot be read stays as evidence until all is done
             save(note)
     return note

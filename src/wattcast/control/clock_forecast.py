@@ -264,11 +264,11 @@ def find_named_workload(name: str, folder: Path | None) -> tuple[str | Path, dic
             return path, {}
     match = _NAMED.fullmatch(name)
     if match is None:
-        wanted = (
+        expected = (
             "its operator list in --workloads, or a name such as "
             "gpt2model_gpt2_pbf16_b8_s128_modeprefill"
         )
-        raise bad_value("application", wanted, name)
+        raise bad_value("application", expected, name)
     model = re.sub(r"(?<=\d)p(?=\d)", ".", match["model"])  # opt-1p3b
     return f"bert-{model}" if match["family"] == "bert" else model, {
         "batch": int(match["batch"]),

@@ -304,16 +304,18 @@ def restore_leftovers(
     Return what did not work, one sentence each. With ``uuid`` that card alone is given back, and
     others that were left changed are no trouble of this call.
     """
-    left = {note.uuid: note for note in list_leftovers() if uuid in (None, note.uuid)}
+    leftovers = {note.uuid: note for note in list_leftovers() if uuid in (None, note.uuid)}
     troubles: list[str] = []
-    for open_card in open_cards if left else []:
+    for open_card in open_cards if leftovers else []:
         try:
             card = open_card()
-            if left.pop(card.uuid, None) is not None:
+            if leftovers.pop(card.uuid, None) is not None:
                 say(_restore_leftover(card, by_defaults))
         except WattcastError as error:
             troubles.append(str(error))
-    return troubles + [f"{describe_leftover(n)}; the card is not there." for n in left.values()]
+    return troubles + [
+        f"{describe_leftover(n)}; the card is not there." for n in leftovers.values()
+    ]
 
 
 def _restore_leftover(card: NvmlCard, by_defaults: bool) -> str:

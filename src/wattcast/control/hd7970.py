@@ -153,11 +153,13 @@ def bandwidth_byte_per_s(
     latency_s = (
         card["latency_core_cycle"] / at["core_hz"] + card["latency_memory_cycle"] / at["memory_hz"]
     )
-    asked = (
+    requested_byte_per_s = (
         at["unit_count"] * card["waves_per_unit"] * occupancy * card["byte_per_wave"] / latency_s
     )
     sharp = card["sharpness"]
-    return np.asarray((bus**-sharp + crossing**-sharp + asked**-sharp) ** (-1.0 / sharp))
+    return np.asarray(
+        (bus**-sharp + crossing**-sharp + requested_byte_per_s**-sharp) ** (-1.0 / sharp)
+    )
 
 
 def power_w(

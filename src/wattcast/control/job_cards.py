@@ -116,10 +116,10 @@ class JobCards:
         in; None where a card does not tell.
         """
         limits_w = []
-        for each in self._ask_all(lambda card: card.limits_w()):
-            if each is None:
+        for limits_of_card_w in self._ask_all(lambda card: card.limits_w()):
+            if limits_of_card_w is None:
                 return None
-            limits_w.append(each)
+            limits_w.append(limits_of_card_w)
         now_w, lowest_w, highest_w = zip(*limits_w, strict=True)
         return min(now_w), max(lowest_w), min(highest_w)
 

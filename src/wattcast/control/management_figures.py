@@ -167,26 +167,26 @@ def list_management_figures(
 ) -> dict[str, FigureMaker]:
     """Return all figures that the plants allow, by name."""
     source = "; ".join(tables.source for tables in plants)
-    made: dict[str, FigureMaker] = {
+    makers: dict[str, FigureMaker] = {
         f"figure_{number}_{field}": partial(draw_gains, comparison, field, label, source)
         for number, (field, label) in enumerate(GAINS.items(), start=10)
     }
     if comparison.for_policy(PolicyName.COARSE):
         added = (PolicyName.COARSE, PolicyName.HARMONIA)
-        made["figure_18_contributions"] = partial(
+        makers["figure_18_contributions"] = partial(
             draw_gains, comparison, *next(iter(GAINS.items())), source, added
         )
     for tables in plants:
         first = next(iter(tables.applications))
         objective = setup.objective
         run = comparison.runs[PolicyName.HARMONIA, first]
-        made[f"convergence_{first}"] = partial(draw_convergence, tables, run, objective)
+        makers[f"convergence_{first}"] = partial(draw_convergence, tables, run, objective)
         is_predicted = all(
             (PolicyName.PREDICTIVE, app) in comparison.runs for app in tables.applications
         )
         if len(tables.lattice.knobs) == 1 and is_predicted:
-            made[f"picks_{first}"] = partial(draw_picked_clocks, tables, comparison, objective)
-    return made
+            makers[f"picks_{first}"] = partial(draw_picked_clocks, tables, comparison, objective)
+    return makers
 
 
 GAINS = {

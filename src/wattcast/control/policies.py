@@ -194,10 +194,10 @@ class Harmonia:
         runs = memory.runs.record(observation, effective)
         if memory.settled and memory.rest > 0:
             move = SearchMove(memory.next_settings, True, memory.why)
-            rest = memory.rest - 1
+            rest_runs = memory.rest - 1
         else:
             move = self._choose_move(memory, runs)
-            rest = self.tuning.rest
+            rest_runs = self.tuning.rest
         # After a fine step, the coarse one is not looked at again.
         target = None if move.why == STEP else memory.target
         return PhaseMemory(
@@ -209,7 +209,7 @@ class Harmonia:
             target,
             last=observation.settings,
             settled=move.settled,
-            rest=rest,
+            rest=rest_runs,
             odd=memory.odd,
             bad=0,
         )

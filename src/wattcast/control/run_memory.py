@@ -59,8 +59,8 @@ class RunMemory(NamedTuple):
         asked for. Both are then one state and share a record."""
         log_time = log_time_per_work(observation)
         log_power = math.log(observation.power_w)
-        held = self._note_effective(observation.settings, effective)
-        settings = held.get(observation.settings, observation.settings)
+        settings_held = self._note_effective(observation.settings, effective)
+        settings = settings_held.get(observation.settings, observation.settings)
 
         # Welford's update of the means and of the sums of squares about them. A setting that a
         # governor held until now has a record that belongs to another state.
@@ -80,8 +80,12 @@ class RunMemory(NamedTuple):
 
         # All settings of one state share the record.
         changed = [settings]
-        if held:
-            changed += [asked for asked, state in held.items() if state == settings]
+        if settings_held:
+            changed += [
+                asked_settings
+                for asked_settings, state in settings_held.items()
+                if state == settings
+            ]
         seen = {**self.seen, **dict.fromkeys(changed, new)}
         knobs = self.knobs
         for each_settings in changed:
@@ -94,7 +98,7 @@ class RunMemory(NamedTuple):
             self.time_scatter + off_time * off_time * share,
             self.power_scatter + off_power * off_power * share,
             knobs,
-            held,
+            settings_held,
         )
 
     def _note_effective(
@@ -106,7 +110,11 @@ class RunMemory(NamedTuple):
         if effective is not None and effective != settings:
             return {**self.held, settings: effective}
         if settings in self.held:  # the governor let go
-            return {asked: state for asked, state in self.held.items() if asked != settings}
+            return {
+                asked_settings: state
+                for asked_settings, state in self.held.items()
+                if asked_settings != settings
+            }
         return self.held
 
     def score_sigma(
@@ -177,13 +185,13 @@ def _note_setting(knobs: tuple[KnobHistory, ...], settings: Settings) -> tuple[K
     for which, history in enumerate(knobs or (KnobHistory({}, {}),) * len(settings)):
         levels, pairs = history
         level = settings[which]
-        others = settings[:which] + settings[which + 1 :]
-        line = levels.get(others, ())
+        other_levels = settings[:which] + settings[which + 1 :]
+        line = levels.get(other_levels, ())
         if level not in line:
             line = tuple(sorted((*line, level)))
-            levels = {**levels, others: line}
+            levels = {**levels, other_levels: line}
             if len(line) > 1:
-                pairs = {**pairs, others: line}
+                pairs = {**pairs, other_levels: line}
         histories.append(KnobHistory(levels, pairs))
     return tuple(histories)
 

@@ -433,7 +433,11 @@ class SearchView:
             return [settings]
         if self.held:
             edge = self.held.get(settings, settings)
-            above = [asked for asked, effective in self.held.items() if effective == edge]
+            above = [
+                asked_settings
+                for asked_settings, effective in self.held.items()
+                if effective == edge
+            ]
             return [edge, *sorted(above)]
         if self.sigma > problem.tuning.prior_sigma:
             return [settings]  # no two settings can be called equal within this scatter

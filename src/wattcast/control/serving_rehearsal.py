@@ -170,14 +170,14 @@ def serve_at_levels(
     ttft_s = run.first_token_s - trace.arrival_s
     tpot_s = (run.last_token_s - run.first_token_s) / np.maximum(trace.output_tokens - 1, 1)
     minute = (trace.arrival_s // 60).astype(int)
-    kept = [
+    within_limits = [
         np.percentile(ttft_s[minute == m], 99) <= limits.ttft_s
         and np.percentile(tpot_s[minute == m], 99) <= limits.tpot_s
         for m in np.unique(minute)
     ]
     return ServedTrace(
         engine.spent_j,
-        np.array(kept),
+        np.array(within_limits),
         float(np.mean(clocks)),
         float(np.percentile(ttft_s, 99)),
         float(np.percentile(tpot_s, 99)),
@@ -202,10 +202,10 @@ def rehearse_load(
         low < at
     ):  # energy falls with the clock, so that the oracle is the lowest level that keeps the limits
         level = (low + at) // 2
-        found = serve_at_levels(by_level, trace, limits, level)
-        if found.minutes_kept >= min(KEPT, top.minutes_kept) and found.energy_j <= best.energy_j:
+        served = serve_at_levels(by_level, trace, limits, level)
+        if served.minutes_kept >= min(KEPT, top.minutes_kept) and served.energy_j <= best.energy_j:
             at = level
-            best = found
+            best = served
         else:
             low = level + 1
     saving = 1 - ours.energy_j / top.energy_j
@@ -255,11 +255,14 @@ def make_keeper(
     known_hz = [float(costs.clock_hz[0]) for costs in by_level]
 
     def forecast(prompt: float, output: float) -> StepForecast:
-        known = forecast_steps(by_level, prompt, output)
+        at_levels = forecast_steps(by_level, prompt, output)
         if clocks_hz is None:
-            return known
+            return at_levels
         return StepForecast(
-            *(np.interp(clocks_hz, known_hz, each) for each in (known.empty_s, known.request_s))
+            *(
+                np.interp(clocks_hz, known_hz, each)
+                for each in (at_levels.empty_s, at_levels.request_s)
+            )
         )
 
     return LatencyKeeper(clocks_hz or known_hz, limits, forecast)

@@ -433,22 +433,22 @@ def _measured_elasticities(
     if not pairs:
         return 0.0, 0.0
     here = view.best[which]
-    others = view.lines[which].others
+    other_levels = view.lines[which].others
     low = min(to, here)
     high = max(to, here)
-    levels = pairs.get(others)
+    levels = pairs.get(other_levels)
     if levels is None or to not in levels:
-        parallel = _find_parallel(pairs, others, low, high)
+        parallel = _find_parallel(pairs, other_levels, low, high)
         if parallel is not None:
-            others = parallel
+            other_levels = parallel
         elif levels is None:
             return 0.0, 0.0
         else:
             low, high = _find_step_before(view, which, to)
             if low < 0 or high < 0:
                 return 0.0, 0.0
-    ahead = others[:which]
-    behind = others[which:]
+    ahead = other_levels[:which]
+    behind = other_levels[which:]
     _, low_time, low_power = view.seen[(*ahead, low, *behind)]
     _, high_time, high_power = view.seen[(*ahead, high, *behind)]
     ratio = logs[high] - logs[low]
@@ -464,11 +464,11 @@ def _find_parallel(
     """Return the nearest line on which both levels of a knob were tried, by its other levels."""
     nearest = None
     nearest_apart = 0
-    for others, levels in pairs.items():
+    for other_levels, levels in pairs.items():
         if low in levels and high in levels:
-            apart = sum(map(abs, map(sub, others, here_others)))
+            apart = sum(map(abs, map(sub, other_levels, here_others)))
             if nearest is None or apart < nearest_apart:
-                nearest = others
+                nearest = other_levels
                 nearest_apart = apart
                 if apart == 1:
                     break

@@ -114,8 +114,8 @@ class CodedColumn(Sequence[_Value]):
         values = list[_Value]()
         place = np.empty(count, np.intp)
         for rows, some in parts:
-            distinct, own = index_distinct(some)
-            place[rows] = own + len(values)
+            distinct, code_of_part = index_distinct(some)
+            place[rows] = code_of_part + len(values)
             values += distinct
         names, at = index_distinct(values)
         return cls(names, at.take(place))
@@ -236,12 +236,12 @@ def pareto_front(objectives: Array) -> npt.NDArray[np.int64]:
     if ranked.shape[1] == 2:
         best_before = np.minimum.accumulate(np.concatenate([[np.inf], ranked[:-1, 1]]))
         return order[ranked[:, 1] < best_before].astype(np.int64)
-    left = np.arange(len(ranked))
-    kept = []
-    while left.size:  # only a row that is earlier in lexicographic order can dominate another
-        kept.append(left[0])
-        left = left[1:][(ranked[left[1:]] < ranked[left[0]]).any(axis=-1)]
-    return order[np.array(kept, dtype=np.int64)].astype(np.int64)
+    open_rows = np.arange(len(ranked))
+    front = []
+    while open_rows.size:  # only a row that is earlier in lexicographic order can dominate another
+        front.append(open_rows[0])
+        open_rows = open_rows[1:][(ranked[open_rows[1:]] < ranked[open_rows[0]]).any(axis=-1)]
+    return order[np.array(front, dtype=np.int64)].astype(np.int64)
 
 
 def pareto_rows(

@@ -175,10 +175,10 @@ def nearest_names(
     ['h100-sxm']
     """
     by_lower = {name.lower(): name for name in known}
-    asked = clip_text(found).lower()
-    matches = get_close_matches(asked, by_lower, most, 0.6)
+    typed = clip_text(found).lower()
+    matches = get_close_matches(typed, by_lower, most, 0.6)
     if not matches:  # the letters o and l where digits are meant
-        matches = get_close_matches(asked.translate(_DIGITS), by_lower, most, 0.6)
+        matches = get_close_matches(typed.translate(_DIGITS), by_lower, most, 0.6)
     return [by_lower[match] for match in matches]
 
 
@@ -243,10 +243,10 @@ def resolve_name(
         }.get(kind)
     ) is None:
         raise unknown_name(kind, found, names, f"Known: {', '.join(names)}.")
-    own = {
+    folded = {
         "model": " A Hugging Face id or a config.json works too.",
         "gpu": " A YAML file of your own works too.",
     }
     raise unknown_name(
-        kind, found, names, f"`wattcast {command}` lists all {len(names)}.{own.get(kind, '')}"
+        kind, found, names, f"`wattcast {command}` lists all {len(names)}.{folded.get(kind, '')}"
     )

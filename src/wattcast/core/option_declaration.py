@@ -285,12 +285,12 @@ def _parse_count(
     is_high = is_whole and option.most is not None and value > option.most
     if is_whole and not is_low and not is_high:
         return value
-    wanted = "a whole number"
+    expected = "a whole number"
     if option.least is not None and option.most is not None:
-        wanted = f"from {option.least:g} to {option.most:g}"
+        expected = f"from {option.least:g} to {option.most:g}"
     elif option.least is not None:
-        wanted = f"a whole number of at least {option.least:g}"
-    raise bad_value(where, wanted, value)
+        expected = f"a whole number of at least {option.least:g}"
+    raise bad_value(where, expected, value)
 
 
 def describe_choices(words: Iterable[str]) -> str:

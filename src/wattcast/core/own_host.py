@@ -30,8 +30,8 @@ class OwnHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if not LEAST_S <= self.host_s_per_operator <= MOST_S:
-            wanted = f"seconds from {LEAST_S:g} to {MOST_S:g}"
-            raise bad_value("host_s_per_operator", wanted, self.host_s_per_operator)
+            expected = f"seconds from {LEAST_S:g} to {MOST_S:g}"
+            raise bad_value("host_s_per_operator", expected, self.host_s_per_operator)
 
 
 def find_host_file() -> Path | None:

@@ -215,10 +215,11 @@ def _build_plain(text: str, where: str) -> object:
     kind: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     events = yaml.parse(text, Loader=kind)
     words = kind("")
-    known: dict[str, object] = {}  # what unquoted words say: keys and numbers come again and again
+    # what unquoted words say: keys and numbers come again and again
+    values_of_words: dict[str, object] = {}
 
     def read_word(word: str) -> object:
-        if word not in known:
+        if word not in values_of_words:
             tag = words.resolve(yaml.ScalarNode, word, (True, False))
             plain_number = (
                 tag.endswith(":float")
@@ -226,10 +227,10 @@ def _build_plain(text: str, where: str) -> object:
                 and "_" not in word
                 and ":" not in word
             )
-            known[word] = (
+            values_of_words[word] = (
                 float(word) if plain_number else words.construct_object(yaml.ScalarNode(tag, word))
             )
-        return known[word]
+        return values_of_words[word]
 
     def build(event: Any, depth: int) -> object:
         if event.anchor or event.tag:  # an alias has an anchor too
@@ -267,7 +268,9 @@ def _build_plain(text: str, where: str) -> object:
     ]
     if len(documents) > 1:
         raise yaml.YAMLError("more than one document")
-    if not all(math.isfinite(number) for number in known.values() if isinstance(number, float)):
+    if not all(
+        math.isfinite(number) for number in values_of_words.values() if isinstance(number, float)
+    ):
         _check_floats(documents, where)
     return documents[0] if documents else None
 
@@ -297,15 +300,15 @@ def _explain_error(
     """Say msgspec's ``Expected `int`, got `str` - at `$.a.b` `` in our words, with the nearest
     known key.
     """
-    said, _, at = message.partition(" - at `")
+    sentence, _, at = message.partition(" - at `")
     path = at.rstrip("`").removeprefix("$").lstrip(".")
-    said = said[:1].lower() + said[1:]
-    unknown = re.search(r"unknown field `(.*)`", said)
+    sentence = sentence[:1].lower() + sentence[1:]
+    unknown = re.search(r"unknown field `(.*)`", sentence)
     hint = ""
     if unknown:
         close = nearest_names(unknown[1], _field_names(kind))
         hint = f" Closest: {', '.join(close)}." if close else ""
-    return BadInput(f"{where}: {path + ': ' if path else ''}{clip_text(said, 200)}.{hint}")
+    return BadInput(f"{where}: {path + ': ' if path else ''}{clip_text(sentence, 200)}.{hint}")
 
 
 def _field_names(kind: type, seen: frozenset[type] = frozenset()) -> set[str]:

@@ -81,8 +81,8 @@ class TreeEnsemble:
 
     def to_arrays(self, prefix: str) -> dict[str, Any]:
         """Return the arrays to save with a bundle, under names that begin with ``prefix``."""
-        kept = ("feature", "threshold", "left", "right", "value")
-        arrays = {f"{prefix}.{name}": getattr(self, name) for name in kept}
+        columns = ("feature", "threshold", "left", "right", "value")
+        arrays = {f"{prefix}.{name}": getattr(self, name) for name in columns}
         return arrays | {
             f"{prefix}.features": np.array(self.features),
             f"{prefix}.base": np.array(self.base),
@@ -156,17 +156,19 @@ class LeafMasks:
         """Number the leaves of arrays ``(tree, node)``; None where a tree has too many."""
         trees, nodes = feature.shape
         is_leaf = left == np.arange(nodes)
-        each = np.arange(trees)[:, np.newaxis]
+        every_tree = np.arange(trees)[:, np.newaxis]
         below = np.ones((trees, nodes), np.int64)  # leaves below a node
         for _ in range(tree_depth(left, right)):
             below = np.where(
-                is_leaf, 1, np.minimum(below[each, left] + below[each, right], _MOST_LEAVES + 1)
+                is_leaf,
+                1,
+                np.minimum(below[every_tree, left] + below[every_tree, right], _MOST_LEAVES + 1),
             )
         if (below[:, :1] > _MOST_LEAVES).any():
             return None
         first = np.zeros((trees, nodes), np.int64)  # of these leaves
         leaf = np.zeros((trees, _MOST_LEAVES), np.intp)
-        asked: list[npt.NDArray[np.intp]] = []
+        questions: list[npt.NDArray[np.intp]] = []
         level = np.stack([np.arange(trees), np.zeros(trees, np.intp)])
         while level.size:
             tree, node = level[:, is_leaf[*level]]
@@ -176,17 +178,17 @@ class LeafMasks:
             upper = right[tree, node]
             first[tree, lower] = first[tree, node]
             first[tree, upper] = first[tree, node] + below[tree, lower]
-            asked.append(inner)
+            questions.append(inner)
             level = np.concatenate([[tree, lower], [tree, upper]], axis=1)
-        tree, node = np.concatenate([*asked, np.zeros((2, 0), np.intp)], axis=1)
+        tree, node = np.concatenate([*questions, np.zeros((2, 0), np.intp)], axis=1)
         lower = left[tree, node]
-        kept = ~(((1 << below[tree, lower]) - 1) << first[tree, lower]).astype(np.uint16)
+        leaves_below = ~(((1 << below[tree, lower]) - 1) << first[tree, lower]).astype(np.uint16)
         columns = []
         for column in np.unique(feature[tree, node]).tolist():
             some = np.flatnonzero(feature[tree, node] == column)
             some = some[np.argsort(threshold[tree[some], node[some]])]
             remain = np.full((len(some) + 1, trees), _ALL_LEAVES)
-            remain[np.arange(1, len(some) + 1), tree[some]] = kept[some]
+            remain[np.arange(1, len(some) + 1), tree[some]] = leaves_below[some]
             columns.append(
                 (
                     column,
@@ -206,10 +208,12 @@ class LeafMasks:
             for i, thresholds, table in self.columns
             if not varies[i]
         ]
-        asked = tuple(column for column in self.columns if varies[column[0]])
-        places = [thresholds.searchsorted(rows[:, column]) for column, thresholds, _ in asked]
-        left = LeafMasks(asked, self.leaf, np.bitwise_and.reduce([self.bits, *bits]))
-        return left, np.array(places, np.intp).reshape(len(asked), len(rows)).T
+        open_columns = tuple(column for column in self.columns if varies[column[0]])
+        places = [
+            thresholds.searchsorted(rows[:, column]) for column, thresholds, _ in open_columns
+        ]
+        open_masks = LeafMasks(open_columns, self.leaf, np.bitwise_and.reduce([self.bits, *bits]))
+        return open_masks, np.array(places, np.intp).reshape(len(open_columns), len(rows)).T
 
     def leaves(self, places: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
         """Return the leaf of each row in each tree, ``(row, tree)``, as positions in ``leaf`` laid

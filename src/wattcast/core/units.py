@@ -128,28 +128,28 @@ def parse(
     >>> parse("4.8 TB/s", "byte/s"), parse("1830MHz", "Hz"), parse("50 MiB", "byte")
     (4800000000000.0, 1830000000.0, 52428800.0)
     """
-    wanted = (
-        f"a quantity in {unit}, such as {_EXAMPLES.get(unit, '1 ' + unit)!r}"
-        if unit
-        else "a pure number"
-    )
+    expected = "a pure number"
+    if unit:
+        expected = f"a quantity in {unit}, such as {_EXAMPLES.get(unit, '1 ' + unit)!r}"
     if isinstance(text, bool) or not isinstance(text, (str, int, float)):
-        raise bad_unit(where, wanted, text)
+        raise bad_unit(where, expected, text)
     if not isinstance(text, str):
         number = _to_float(text)
         if unit or not math.isfinite(number):
-            raise bad_unit(where, wanted, text, "Write the unit beside the number." if unit else "")
+            do = "Write the unit beside the number." if unit else ""
+            raise bad_unit(where, expected, text, do)
         return number
+
     match = _NUMBER.fullmatch(text) if len(text) <= 80 else None
     if match is None:
-        raise bad_unit(where, wanted, text)
-    found = factor(match[2])
-    if found is None or found[0] != unit:
+        raise bad_unit(where, expected, text)
+    dimension_and_factor = factor(match[2])
+    if dimension_and_factor is None or dimension_and_factor[0] != unit:
         do = "Write the unit beside the number." if not match[2] else ""
-        raise bad_unit(where, wanted, text, do)
-    value = float(match[1]) * found[1]
+        raise bad_unit(where, expected, text, do)
+    value = float(match[1]) * dimension_and_factor[1]
     if not math.isfinite(value):
-        raise bad_unit(where, wanted, text)
+        raise bad_unit(where, expected, text)
     return value
 
 
@@ -339,10 +339,10 @@ class Dtype(StrEnum):
     @classmethod
     def parse(cls, name: str) -> Dtype:
         """Return the format called ``name``, or raise an error with the nearest names."""
-        found = cls.recognise(name)
-        if found is None:
+        dtype = cls.recognise(name)
+        if dtype is None:
             raise unknown_name("dtype", name, list(cls), f"Known: {', '.join(cls)}.")
-        return found
+        return dtype
 
     @classmethod
     def recognise(cls, name: str) -> Dtype | None:

@@ -101,8 +101,8 @@ def _with_handicaps(design: DesignKernels, scale: KernelScale) -> DesignKernels:
 
     clock_hz = design.bundle.reference.top_hz * _CLOCK_RATIOS[:, np.newaxis]
     times = compute_kernel_s(timeline.phases, clock_hz)
-    own = times[:, design.row_of]
-    ratio = (own / np.maximum(times, 1e-300)).max(axis=0)
+    own_times = times[:, design.row_of]
+    ratio = (own_times / np.maximum(times, 1e-300)).max(axis=0)
     handicap = np.maximum(ratio * _TIE, 1.0)
     handicap[design.growth > 1.0] = 1.0  # no base runs them
     handicap[: len(design.kernels.ops)] = 1.0
@@ -394,17 +394,19 @@ def _choose_programs(
 
     def choose(values: Array) -> Array:
         """Return values of programs as those of the chosen ones."""
-        own = values[..., :kernel_count]
+        kernel_values = values[..., :kernel_count]
         differing = []
         for rows, pick in zip(groups, picks, strict=True):
             is_swept = values.ndim > 1
             if is_swept or (values[rows] != values[rows[0]]).any():
                 differing.append((rows, pick))
         if not differing:
-            return own
-        shape = np.broadcast_shapes(own.shape[:-1], *(pick.shape for _, pick in differing))
+            return kernel_values
+        shape = np.broadcast_shapes(
+            kernel_values.shape[:-1], *(pick.shape for _, pick in differing)
+        )
         chosen = np.empty((*shape, kernel_count), order="F")
-        chosen[...] = own
+        chosen[...] = kernel_values
         for rows, pick in differing:
             column = chosen[..., rows[0]]
             for place, row in enumerate(rows[1:].tolist(), 1):
@@ -496,13 +498,15 @@ def _vary_events(
         counts["link_byte"] = own_byte + per_link_j * crossing_share * work.l2_byte
     is_sparse = np.ndim(axes.weight_sparsity) or axes.weight_sparsity != 1.0
     for event in PIPE_EVENTS:
-        own = timeline.value[:, events.index(event)]
-        if own.any() and is_sparse and event.startswith("tensor"):
-            counts[event] = own * work.unit_flop / np.maximum(design.work.unit_flop, 1e-300)
+        event_values = timeline.value[:, events.index(event)]
+        if event_values.any() and is_sparse and event.startswith("tensor"):
+            counts[event] = (
+                event_values * work.unit_flop / np.maximum(design.work.unit_flop, 1e-300)
+            )
     varied = {}
     for event, values in counts.items():
         chosen = choose(np.asarray(values))
-        own = timeline.value[: chosen.shape[-1], events.index(event)]
-        if chosen.ndim > 1 or (chosen != own).any():
+        event_values = timeline.value[: chosen.shape[-1], events.index(event)]
+        if chosen.ndim > 1 or (chosen != event_values).any():
             varied[event] = chosen
     return varied

@@ -90,17 +90,17 @@ def follow_sms(
 def relative_area(gpu: Gpu, columns: Columns) -> Array:
     """Return the area of designs over the base's, ``(*sweep,)``."""
     sm_area = _relative_sm_area(gpu, columns)
-    other = other_area(gpu, columns)
+    other_share = other_area(gpu, columns)
     sms = _ratio(columns, "sm_count", gpu.sm_count)
-    return np.asarray(DESIGNS.sm_area_share * sms * sm_area + other)
+    return np.asarray(DESIGNS.sm_area_share * sms * sm_area + other_share)
 
 
 def other_area(gpu: Gpu, columns: Columns) -> Array:
     """Return the area of designs outside of their SMs, over the base's die."""
     l2 = _ratio(columns, "l2.capacity_byte", gpu.l2.capacity_byte)
     memory = _ratio(columns, "memory.byte_per_s", gpu.memory.byte_per_s)
-    known = DESIGNS.sm_area_share + DESIGNS.l2_area_share + DESIGNS.memory_area_share
-    area = (1.0 - known) + DESIGNS.l2_area_share * l2 + DESIGNS.memory_area_share * memory
+    modelled_share = DESIGNS.sm_area_share + DESIGNS.l2_area_share + DESIGNS.memory_area_share
+    area = (1.0 - modelled_share) + DESIGNS.l2_area_share * l2 + DESIGNS.memory_area_share * memory
     return np.asarray(area)
 
 
@@ -157,9 +157,9 @@ def design_energies(gpu: Gpu, columns: Columns) -> DesignEnergies:
     wire = 1.0 - forecast_rule().classes["l2"]
     l2 = (1.0 - wire) + wire * np.sqrt(area)
     core = {"sm": as_sweep(sm), "l2": as_sweep(l2)}
-    other: dict[str, Sweepable] = {}
+    other_energies: dict[str, Sweepable] = {}
     if "memory_kind" in columns:
-        core["dram"], other["dram"] = _compare_memory(gpu, columns["memory_kind"])
+        core["dram"], other_energies["dram"] = _compare_memory(gpu, columns["memory_kind"])
 
     volts = np.asarray(columns.get("voltage_scale", np.array(1.0)), dtype=np.float64)
     memory = _ratio(columns, "memory.byte_per_s", gpu.memory.byte_per_s)
@@ -167,7 +167,7 @@ def design_energies(gpu: Gpu, columns: Columns) -> DesignEnergies:
     chip_share = DESIGNS.static_chip_share
     static = (1.0 - memory_share - chip_share) + memory_share * memory + chip_share * area * volts
     link_j = FORECAST.link_energy_j_per_byte if "dies" in columns else None
-    return DesignEnergies(core, other, as_sweep(static), as_sweep(area * volts**2), link_j)
+    return DesignEnergies(core, other_energies, as_sweep(static), as_sweep(area * volts**2), link_j)
 
 
 def memory_kinds() -> tuple[str, ...]:
@@ -178,8 +178,8 @@ def memory_kinds() -> tuple[str, ...]:
 def _compare_memory(gpu: Gpu, kinds: npt.NDArray[Any]) -> tuple[Sweepable, Sweepable]:
     """Return the energy of a byte at the interface and on the memory's rail over the base's."""
     rules = forecast_rule().memory
-    own = next(rule for name, rule in rules.items() if name.lower() == gpu.memory.kind.lower())
-    interface = np.array([rule.interface / own.interface for rule in rules.values()])
-    rail = np.array([rule.factor / own.factor for rule in rules.values()])
+    own_rule = next(rule for name, rule in rules.items() if name.lower() == gpu.memory.kind.lower())
+    interface = np.array([rule.interface / own_rule.interface for rule in rules.values()])
+    rail = np.array([rule.factor / own_rule.factor for rule in rules.values()])
     places = kinds.astype(np.intp)
     return as_sweep(interface[places]), as_sweep(rail[places])

@@ -163,8 +163,8 @@ def _list_programs(
             work = compute_work(kernels.ops, kernels.conditions, kernels.pipe_event, chip)
             traits = _describe_programs(work)
             is_new = np.ones(len(own_rows), dtype=bool)
-            for others in seen:
-                is_new &= (np.abs(traits - others) > _SAME * np.abs(others)).any(axis=0)
+            for earlier in seen:
+                is_new &= (np.abs(traits - earlier) > _SAME * np.abs(earlier)).any(axis=0)
             seen.append(traits)
             new_rows = np.flatnonzero(is_new)
             if new_rows.size:
@@ -233,14 +233,14 @@ def _tabulate_capacities(
     base = int(np.argmin(np.abs(np.log(nodes / reference.l2_byte))))
     tables = {}
     for name in _L2_COLUMNS:
-        own = getattr(kernels.work, name)
+        kernel_values = getattr(kernels.work, name)
         column = np.array([getattr(work, name) for work in works])
-        column[base] = own
+        column[base] = kernel_values
         column = _never_rising(column, base)
         if name != "steps":
             column *= _share_outside(graph, kernels, nodes, reference.l2_byte)[:, np.newaxis]
-        if (column != own).any():
-            tables[name] = column - own
+        if (column != kernel_values).any():
+            tables[name] = column - kernel_values
     if not takes_cold:
         return tables, None
     cold_table = _never_rising(np.array(cold), base)

@@ -418,8 +418,8 @@ def _parse_choices(
     for word in text.split(","):
         number = place.get(errors.fold_name(word.strip()))
         if number is None:
-            known = ", ".join(field.choices)
-            raise unknown_name(where, word.strip(), field.choices, f"Known: {known}.")
+            choices = ", ".join(field.choices)
+            raise unknown_name(where, word.strip(), field.choices, f"Known: {choices}.")
         numbers.append(float(number))
     if len(set(numbers)) != len(numbers):
         raise bad_value(where, "each value once", text)

@@ -494,8 +494,8 @@ def _read_pcie_tree(
         if value is None:
             continue
         if type(value) is not int or not 1 <= value <= count:
-            wanted = f"a whole number of cards, 1 to {count}"
-            raise bad_value(f"{reader.where}: {key}", wanted, value)
+            expected = f"a whole number of cards, 1 to {count}"
+            raise bad_value(f"{reader.where}: {key}", expected, value)
         tree[key] = value
     if file.socket_link is not None:
         rate = reader.published(file.socket_link, "socket_link", "socket_link")

@@ -151,9 +151,9 @@ def load_system(name: str) -> NodeSystem:
     >>> load_system("DGX H100").gpu_count
     8
     """
-    known = errors.resolve_name("node system", name, system_names(), {})
-    path = files("wattcast.hardware").joinpath("systems", f"{known}.yaml")
-    return parse_system(path.read_bytes(), known, path.name)
+    full_name = errors.resolve_name("node system", name, system_names(), {})
+    path = files("wattcast.hardware").joinpath("systems", f"{full_name}.yaml")
+    return parse_system(path.read_bytes(), full_name, path.name)
 
 
 def find_system(name: str, folder: Path) -> NodeSystem:
@@ -231,8 +231,8 @@ class _SystemReader:
                 f"{where}.source", f"one of {', '.join(self.file.sources)}", leaf.source
             )
         statements = tuple(
-            (str(other.get("value", "")), self.file.sources.get(other.get("source", ""), ""))
-            for other in leaf.disputed
+            (str(disputed.get("value", "")), self.file.sources.get(disputed.get("source", ""), ""))
+            for disputed in leaf.disputed
         )
         self.claims[key] = PublishedClaim(self.file.sources[leaf.source], leaf.note, statements)
         return leaf.value
@@ -247,8 +247,8 @@ class _SystemReader:
         if value is None:
             value = self.take(key)
         if type(value) is not int or not least <= value <= MOST_DEVICES:
-            wanted = f"a whole number, {least} to {MOST_DEVICES}"
-            raise bad_value(f"{self.where}: {key}", wanted, value)
+            expected = f"a whole number, {least} to {MOST_DEVICES}"
+            raise bad_value(f"{self.where}: {key}", expected, value)
         return value
 
     def read_quantity(

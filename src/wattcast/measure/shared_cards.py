@@ -66,8 +66,8 @@ def describe_amd_sharing(smi: Any, index: int) -> tuple[str, ...]:
 
 
 def _describe_others(users: list[int]) -> list[str]:
-    others = sorted(set(users) - {os.getpid()})
-    if not others:
+    other_processes = sorted(set(users) - {os.getpid()})
+    if not other_processes:
         return []
-    numbers = ", ".join(map(str, others[:5]))
-    return [f"{len(others)} other processes use the card ({numbers})"]
+    numbers = ", ".join(map(str, other_processes[:5]))
+    return [f"{len(other_processes)} other processes use the card ({numbers})"]

@@ -52,9 +52,9 @@ class PowerOutput:
         if self.power_out is not None:
             return
         if self.sensor is not None or self.power_span_s is not None:
-            wanted = "--power-out FILE beside it"
+            expected = "--power-out FILE beside it"
             name = "--sensor" if self.sensor is not None else "--power-span"
-            raise bad_value(name, wanted, "none")
+            raise bad_value(name, expected, "none")
 
 
 @dataclass(frozen=True)

@@ -195,8 +195,8 @@ class ModelOptions:
             if type(value) is not kind and not (value is None and may_lack):
                 object.__setattr__(self, name, parse_word(kind, name, value))
         if not (isinstance(self.skew, (int, float)) and 0.0 <= self.skew <= 1.0):
-            wanted = "a number from 0 (balanced) to 1 (the same experts always)"
-            raise bad_value("skew", wanted, self.skew)
+            expected = "a number from 0 (balanced) to 1 (the same experts always)"
+            raise bad_value("skew", expected, self.skew)
         if self.dtype not in RUNNABLE_DTYPES:
             raise bad_word("dtype", map(str, RUNNABLE_DTYPES), str(self.dtype))
         self._check_adapters()
@@ -298,7 +298,7 @@ def unknown_option_error(name: str, settings: Iterable[str] = ()) -> UnknownName
     was given.
     """
     settings = tuple(settings)
-    known = f"Options of a model: {', '.join(OPTION_NAMES)}."
+    hint = f"Options of a model: {', '.join(OPTION_NAMES)}."
     if settings:
-        known += f" Settings beside them: {', '.join(settings)}."
-    return unknown_name("option", name, OPTION_NAMES + settings, known)
+        hint += f" Settings beside them: {', '.join(settings)}."
+    return unknown_name("option", name, OPTION_NAMES + settings, hint)

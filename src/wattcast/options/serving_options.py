@@ -281,8 +281,8 @@ def parse_pools(value: Any, where: str) -> tuple[tuple[int, int], ...]:
 def _parse_pool(text: str, where: str) -> tuple[int, int]:
     match = re.fullmatch(r"\s*(\d{1,2}):([1-9]\d?)\s*", text)
     if not match or (text.strip().startswith("0:") and text.strip() != "0:1"):
-        wanted = "engines for prompts and engines that decode, such as 1:2, or 0:1 for none"
-        raise bad_value(where, wanted, text)
+        expected = "engines for prompts and engines that decode, such as 1:2, or 0:1 for none"
+        raise bad_value(where, expected, text)
     return int(match[1]), int(match[2])
 
 

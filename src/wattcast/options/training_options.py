@@ -207,16 +207,16 @@ class TrainingRecipe:
         if not self.attention_slowdown > 0.0:
             raise bad_value("attention_slowdown", "a number above 0", self.attention_slowdown)
         if self.lora_rank < 0:
-            wanted = "a rank of at least 1, or 0 to train all weights"
-            raise bad_value("lora", wanted, self.lora_rank)
+            expected = "a rank of at least 1, or 0 to train all weights"
+            raise bad_value("lora", expected, self.lora_rank)
         if self.base_bits not in (4, 8, 16):
             raise bad_value("base_bits", "4, 8 or 16", self.base_bits)
         if self.stack is SoftwareStack.ENGINE:
             do = "An engine only serves."
             raise bad_value("stack", "eager or compiled in training", "engine", do)
         if self.base_bits != 16 and not self.lora_rank:
-            wanted = "16 where all weights are trained"
-            raise bad_value("base_bits", wanted, self.base_bits, "Add --lora 16.")
+            expected = "16 where all weights are trained"
+            raise bad_value("base_bits", expected, self.base_bits, "Add --lora 16.")
 
     @property
     def dtype(self) -> Dtype:
@@ -283,9 +283,9 @@ class GpuSharing:
 
     def __post_init__(self) -> None:
         if self.offload and self.recompute not in (None, Recompute.OFFLOAD):
-            wanted = "offload, or nothing, with --offload"
+            expected = "offload, or nothing, with --offload"
             do = "Leave one of the two away."
-            raise bad_value("recompute", wanted, str(self.recompute), do)
+            raise bad_value("recompute", expected, str(self.recompute), do)
 
 
 @dataclass(frozen=True)
@@ -328,10 +328,10 @@ class JobLosses:
 
     def __post_init__(self) -> None:
         if bool(self.checkpoint_every) != bool(self.checkpoint_time_s):
-            wanted = "both, or neither: how often, and how long the GPUs wait"
-            given = f"{self.checkpoint_every} and {self.checkpoint_time_s:g} s"
+            expected = "both, or neither: how often, and how long the GPUs wait"
+            actual = f"{self.checkpoint_every} and {self.checkpoint_time_s:g} s"
             do = "Checkpoints that are written beside the steps cost no time: leave both away."
-            raise bad_value("checkpoint-every and checkpoint-time", wanted, given, do)
+            raise bad_value("checkpoint-every and checkpoint-time", expected, actual, do)
 
 
 TRAIN = VerbOptions(

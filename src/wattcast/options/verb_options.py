@@ -87,8 +87,8 @@ class VerbOptions:
         """Raise an error with the nearest names where the verb does not take a keyword."""
         for name in keywords:
             if name not in self.declared:
-                known = f"Options of {self.verb}: {', '.join(self.declared)}."
-                raise unknown_name("option", name, self.declared, known)
+                hint = f"Options of {self.verb}: {', '.join(self.declared)}."
+                raise unknown_name("option", name, self.declared, hint)
 
     def parse(self, keywords: Mapping[str, object]) -> ParsedOptions:
         """Return the groups of these keywords; what is not given has its default."""

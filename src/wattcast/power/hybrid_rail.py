@@ -155,8 +155,8 @@ class EventRail:
 
     def volt(self, at: OperatingPoint) -> Array:
         """Return the voltage of this rail at a setting."""
-        other = at.memory_clock_hz if self.clock is RailClock.CORE else at.clock_hz
-        return self.voltage.level_at(self.rail_clock_hz(at), other)
+        other_clock_hz = at.memory_clock_hz if self.clock is RailClock.CORE else at.clock_hz
+        return self.voltage.level_at(self.rail_clock_hz(at), other_clock_hz)
 
     def leakage_w(self, at: OperatingPoint) -> Array:
         """Return the leakage power, I_leak·V in W [Stokke2016, Eq. 2]."""

@@ -319,8 +319,8 @@ def _govern_division(
     ahead_s: Array = np.zeros(())
     for stretch in division.stretches:
         runner = TimelineRunner(stretch.timeline, at, bundle, ahead_s)
-        asked = runner.run_at(bounds.asked_hz)
-        settled = _hold_limit(runner, at, bounds, asked, division.points)
+        run_as_asked = runner.run_at(bounds.asked_hz)
+        settled = _hold_limit(runner, at, bounds, run_as_asked, division.points)
         governed.append(
             GovernedStretch(
                 stretch=stretch,

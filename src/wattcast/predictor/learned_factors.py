@@ -325,10 +325,10 @@ class LayeredFactors(LearnedFactors):
         time: Array,
     ) -> Array:
         """Return the part of the factor on time that device memory takes, by layer."""
-        own = self.own.off_chip(kernels, time)
+        own_factors = self.own.off_chip(kernels, time)
         if self.carried is None:
-            return own
-        return np.where(self._is_own(kernels), own, self.carried.off_chip(kernels, time))
+            return own_factors
+        return np.where(self._is_own(kernels), own_factors, self.carried.off_chip(kernels, time))
 
     def _is_own(self, kernels: Kernels) -> Mask:
         """Tell for which kernels the card's own rows taught a factor."""

@@ -75,11 +75,11 @@ def count_busy_cycles(
     """Count the cycles of busy SMs in one run of each kernel, ``(*sweep, kernel)``; those that wait
     count less.
     """
-    fixed, *rest = timeline.phases
+    fixed, *later_phases = timeline.phases
     working_s = kernel_s if fixed.seconds is None else kernel_s - fixed.seconds
-    if rest[0].name == "start":
-        assert rest[0].cycles is not None, "a start is of cycles alone"
-        working_s = working_s - rest[0].cycles / effective_hz
+    if later_phases[0].name == "start":
+        assert later_phases[0].cycles is not None, "a start is of cycles alone"
+        working_s = working_s - later_phases[0].cycles / effective_hz
     if timeline.waiting_sm != 1.0:
         waiting_s = compute_waiting_s(timeline.phases, effective_hz)
         working_s = working_s - (1.0 - timeline.waiting_sm) * waiting_s

@@ -180,10 +180,10 @@ class Timeline:
         """Return this timeline with ``extra_s`` ``(kernel,)`` more seconds in the fixed phase of
         each run.
         """
-        fixed, *rest = self.phases
+        fixed, *later_phases = self.phases
         assert fixed.cycles is None, "the fixed phase is of seconds alone"
         seconds = extra_s if fixed.seconds is None else fixed.seconds + extra_s
-        return replace(self, phases=(replace(fixed, seconds=seconds), *rest))
+        return replace(self, phases=(replace(fixed, seconds=seconds), *later_phases))
 
     @cached_property
     def tensor_phases(self) -> tuple[KernelPhase, ...]:

@@ -319,7 +319,7 @@ def compare_runs(a: RunSummary, b: RunSummary) -> RunComparison:
         )
     has_energy = a.has_energy and b.has_energy
     pairs = _match_parts(a.parts, b.parts)
-    parts = tuple(_compare_parts(a, b, left, right, has_energy) for left, right in pairs)
+    parts = tuple(_compare_parts(a, b, left_part, right, has_energy) for left_part, right in pairs)
     latency = sum_terms([part.latency_s for part in parts]) | {GAPS: b.gap_s - a.gap_s}
     by_part = replace(
         whole,

@@ -134,14 +134,14 @@ def build_report(
     The others run at their own clock and power limit. ``how`` is the command that made the page.
     """
     main = view_configuration(workload, gpus[0], options, **settings)
-    others: dict[str, ConfigurationView | str] = {}
+    other_views: dict[str, ConfigurationView | str] = {}
     settings |= {"clock": None, "power_limit": None}
     for gpu in gpus[1:]:
         try:
-            others[gpu.name] = view_configuration(workload, gpu, options, **settings)
+            other_views[gpu.name] = view_configuration(workload, gpu, options, **settings)
         except WattcastError as error:
-            others[gpu.name] = str(error)
-    return build_report_page(main, others, how)
+            other_views[gpu.name] = str(error)
+    return build_report_page(main, other_views, how)
 
 
 def build_report_page(

@@ -332,8 +332,8 @@ def draw_times(
         return mean_s * random.standard_exponential(count)
     if name == "lognormal":
         (median_s,) = _parse_times(values, where, "median")
-        others = {key: value for key, value in values.items() if key != "median"}
-        (sigma,) = _parse_numbers(others, where, sigma=0.8)
+        other_values = {key: value for key, value in values.items() if key != "median"}
+        (sigma,) = _parse_numbers(other_values, where, sigma=0.8)
         return np.asarray(median_s * np.exp(sigma * random.standard_normal(count)))
     with contextlib.suppress(ValueError):
         spec = float(text)

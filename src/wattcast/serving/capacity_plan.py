@@ -77,8 +77,8 @@ class PlanResult(UserResult):
     @cached_property
     def plans(self) -> tuple[ServingPlan, ...]:
         """All plans that were found, best first."""
-        found = [made for kind in self.kinds for made in kind.plans]
-        return tuple(sorted(found, key=lambda made: made.rank))
+        plans = [made for kind in self.kinds for made in kind.plans]
+        return tuple(sorted(plans, key=lambda made: made.rank))
 
     @property
     def best(self) -> ServingPlan:
@@ -115,13 +115,13 @@ class PlanResult(UserResult):
     def summary_line(self) -> str:
         """The answer in a line."""
         demand = self.demand
-        asked = f"{demand.model.name} at {demand.rate_per_s:g} requests/s"
+        demanded = f"{demand.model.name} at {demand.rate_per_s:g} requests/s"
         if not self.plans:
-            return f"{asked}: no plan"
+            return f"{demanded}: no plan"
         best = self.best
         layout = f"{best.gpus} x {best.option.gpu.name}"
         energy = f"{show_plain(best.energy_j_per_token, 3)} J/token"
-        return f"{asked}: {layout}, {energy}; {len(self.plans)} plans"
+        return f"{demanded}: {layout}, {energy}; {len(self.plans)} plans"
 
     def to_dict(self) -> dict[str, Any]:
         """Return all of it as plain values, as ``--json`` prints it."""
@@ -263,21 +263,21 @@ def _search_kinds(
             search.refuse(f"no price of the {search.gpu.name} was given: add it to --price.")
         else:
             waiting.append(search)
-    found: dict[str, KindPlans] = {}
+    plans_of_kind: dict[str, KindPlans] = {}
     try:
         if min(workers, len(waiting)) > 1:
             chips = [search.gpu for search in waiting]
             for kind in search_in_processes(demand, chips, tried, tell, workers):
-                found[kind.gpu] = kind
+                plans_of_kind[kind.gpu] = kind
         else:
             for search in waiting:
                 search.search(tried)
     except KeyboardInterrupt as error:
-        result = _collect_kinds(demand, searches, found)
+        result = _collect_kinds(demand, searches, plans_of_kind)
         if not result.plans:
             raise
         raise PlanInterrupted(result) from error
-    return _collect_kinds(demand, searches, found)
+    return _collect_kinds(demand, searches, plans_of_kind)
 
 
 def _collect_kinds(
@@ -309,7 +309,7 @@ def list_plan_notes(result: PlanResult) -> list[str]:
     """List what a plan assumes, beginning with its own model."""
     demand = result.demand
     is_interrupted = not result.is_complete
-    own = [
+    gpu_notes = [
         *(["interrupted: these are the plans so far, and others may be better"] * is_interrupted),
         f"planned for {1.0 + demand.headroom:.0%} of the rate; {demand.spare_replicas} "
         "replicas to spare",
@@ -322,14 +322,14 @@ def list_plan_notes(result: PlanResult) -> list[str]:
     ]
     if result.best.option.pools[0]:
         speed = units.show(TRANSFER_BYTE_PER_S, "byte/s")
-        own.append(
+        gpu_notes.append(
             "prompts and decoding on engines of their own; the cache of a prompt is sent "
             f"at {speed}"
         )
     if demand.rejection:
-        own.insert(0, demand.rejection)
+        gpu_notes.insert(0, demand.rejection)
     if any(made.option.clock_hz < float(made.option.gpu.clocks.max_hz) for made in result.plans):
-        own.append(plan_options.INTERPOLATED)
+        gpu_notes.append(plan_options.INTERPOLATED)
     prices = demand.prices
     price_notes = list(prices.notes)
     is_priced = prices.per_j is not None or prices.carbon_g_per_j is not None
@@ -340,5 +340,5 @@ def list_plan_notes(result: PlanResult) -> list[str]:
             "the GPUs' "
             f"energy (--host-share), PUE {prices.pue:g}"
         )
-    notes = [*own, *result.best.result.assumptions, *price_notes]
+    notes = [*gpu_notes, *result.best.result.assumptions, *price_notes]
     return list(dict.fromkeys(notes))

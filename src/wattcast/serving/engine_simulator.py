@@ -406,12 +406,12 @@ class EngineReplica:
         total = self._again.get(request, plan.prompt_tokens[request])
         path = SharedPath((), request) if plan.paths is None else plan.paths[request]
         block = self.costs.block_tokens
-        found = plan.shared_tokens[request]
-        shared = found
+        cached_tokens = plan.shared_tokens[request]
+        shared = cached_tokens
         joined = 0
         if self._cache is not None:
             prefix = self._cache.find_prefix(path, total)
-            found = max(found, prefix.found_tokens)
+            cached_tokens = max(cached_tokens, prefix.found_tokens)
             shared = max(shared, prefix.shared_tokens)
             joined = prefix.new_blocks * block
         full_groups = self._full_groups
@@ -419,7 +419,9 @@ class EngineReplica:
         if self._keeps_parts:
             reserved += self._groups.count_kept_tokens(total, self.settings.max_batched_tokens)
         joined *= full_groups
-        return _ActiveRequest(request, shared, found, total - found, reserved, path, joined)
+        return _ActiveRequest(
+            request, shared, cached_tokens, total - cached_tokens, reserved, path, joined
+        )
 
     def _enter_cache(self, prompt: _ActiveRequest) -> None:
         """Note that a request uses what the cache holds of it."""

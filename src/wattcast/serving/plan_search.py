@@ -199,16 +199,16 @@ def fill_hall(plan: ServingPlan) -> dict[str, Any]:
     replicas = int(budget_w / replica_w)
     limit_w = plan.option.gpus * plan.option.power_limit_w * demand.meter_share
     safe = int(budget_w / limit_w)
-    each = 1.0 / plan.replicas
+    share_of_replica = 1.0 / plan.replicas
     return {
         "power_budget_w": budget_w,
         "replicas": replicas,
         "gpus": replicas * plan.option.gpus,
         "power_w": replicas * replica_w,
-        "requests_per_s": replicas * demand.rate_per_s * each,
-        "output_tokens_per_s": replicas * plan.output_tokens_per_s * each,
+        "requests_per_s": replicas * demand.rate_per_s * share_of_replica,
+        "output_tokens_per_s": replicas * plan.output_tokens_per_s * share_of_replica,
         "safe_gpus": safe * plan.option.gpus,
-        "safe_output_tokens_per_s": safe * plan.output_tokens_per_s * each,
+        "safe_output_tokens_per_s": safe * plan.output_tokens_per_s * share_of_replica,
     }
 
 

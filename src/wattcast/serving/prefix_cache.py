@@ -77,26 +77,28 @@ class PrefixCache:
             return _NOTHING_FOUND
         blocks = 0
         new_blocks = 0
-        found = 0
+        shared_blocks = 0
         is_whole = True
         for name, size in path.trunk:
             cached = stretches.get(name)
             if is_whole:
                 there = min(cached.blocks, size) if cached is not None else 0
-                found += there
+                shared_blocks += there
                 is_whole = there == size
             blocks += size
             if cached is None or not cached.users:
                 new_blocks += size
         branch = stretches.get(path.branch)
         if branch is not None and is_whole:
-            found += branch.blocks
+            shared_blocks += branch.blocks
             blocks += branch.blocks
             new_blocks += branch.blocks
         most = (tokens - 1) // self.block_tokens
         tokens_a_block = self.block_tokens
         return FoundPrefix(
-            min(found, most) * tokens_a_block, min(blocks, most) * tokens_a_block, new_blocks
+            min(shared_blocks, most) * tokens_a_block,
+            min(blocks, most) * tokens_a_block,
+            new_blocks,
         )
 
     def use(self, path: SharedPath) -> None:

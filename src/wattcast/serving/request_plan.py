@@ -86,8 +86,8 @@ def plan_requests(
 
 def _count_shared_tokens(trace: Trace, hit_rate: float) -> Counts:
     """Return the tokens of each prompt that are found; the last one never is."""
-    found = np.floor(hit_rate * trace.prompt_tokens).astype(np.int64)
-    return np.asarray(np.minimum(found, trace.prompt_tokens - 1))
+    cached_tokens = np.floor(hit_rate * trace.prompt_tokens).astype(np.int64)
+    return np.asarray(np.minimum(cached_tokens, trace.prompt_tokens - 1))
 
 
 def _list_paths(trace: Trace, block_tokens: int) -> list[SharedPath] | None:

@@ -140,8 +140,8 @@ def draw_sessions(
         is_sent = prompt + output <= most_tokens
         is_sent = _keep_until_first_gap(is_sent, starts[session])
     if not is_sent.any():
-        wanted = f"at most {most_tokens:,} tokens, prompt and output together"
-        raise bad_value("prompt", wanted, int((prompt + output).min()))
+        expected = f"at most {most_tokens:,} tokens, prompt and output together"
+        raise bad_value("prompt", expected, int((prompt + output).min()))
     requests = make_trace(np.zeros(total), prompt, output, name=_describe(shape, traffic, talk))
     requests = replace(requests, session=session, turn=turn).select(is_sent)
     assert requests.session is not None
@@ -210,9 +210,9 @@ def _sum_history(
     start: Counts,
 ) -> Counts:
     """Return the prompt of each turn: all texts so far, and the answers to the turns before."""
-    said = np.cumsum(text + output) - output
-    before = said - text
-    return np.asarray(said - before[start])
+    history = np.cumsum(text + output) - output
+    before = history - text
+    return np.asarray(history - before[start])
 
 
 def _keep_until_first_gap(is_short: Mask, start: Counts) -> Mask:

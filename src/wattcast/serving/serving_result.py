@@ -80,8 +80,8 @@ class ServingResult(UserResult):
     @property
     def prefix_hit_share(self) -> float | None:
         """Share of the prompts' tokens that the prefix cache held; None where it is off."""
-        asked = sum(run.asked_tokens for run in self.runs)
-        return sum(run.found_tokens for run in self.runs) / asked if asked else None
+        asked_tokens = sum(run.asked_tokens for run in self.runs)
+        return sum(run.found_tokens for run in self.runs) / asked_tokens if asked_tokens else None
 
     # Latencies and tokens
 

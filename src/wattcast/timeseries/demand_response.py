@@ -166,8 +166,8 @@ def plan_demand_response(
     left_s = plan.hours * 3600.0 - begin_s
     event_s = min(1800.0, left_s) if span_s is None else span_s
     if not 0 < event_s <= left_s:
-        wanted = f"a time up to the end of the hall's {plan.hours:g} hours"
-        raise bad_value("--span", wanted, units.show(event_s, "s"))
+        expected = f"a time up to the end of the hall's {plan.hours:g} hours"
+        raise bad_value("--span", expected, units.show(event_s, "s"))
     groups = []
     usual_w = 0.0
     for group in plan.groups:
@@ -177,8 +177,8 @@ def plan_demand_response(
         groups.append(points)
         usual_w += group_w
     if asked_w <= 0 or asked_w >= usual_w:
-        wanted = f"more than nothing, less than the {units.show(usual_w, 'W', 4)} it draws then"
-        raise bad_value("--shed", wanted, units.show(asked_w, "W"))
+        expected = f"more than nothing, less than the {units.show(usual_w, 'W', 4)} it draws then"
+        raise bad_value("--shed", expected, units.show(asked_w, "W"))
     return DemandResponse(
         title=plan.title,
         begin_s=begin_s,
@@ -231,8 +231,8 @@ def _keep_best(plans: Sequence[ShedPlan]) -> list[ShedPlan]:
     best: list[ShedPlan] = []
     for plan in ordered:
         beaten = any(
-            other.requests_lost <= plan.requests_lost and other.lost_j <= plan.lost_j
-            for other in best
+            kept_point.requests_lost <= plan.requests_lost and kept_point.lost_j <= plan.lost_j
+            for kept_point in best
         )
         if not beaten:
             best.append(plan)

@@ -125,7 +125,7 @@ def _weigh_latencies(
     weights: Array,
 ) -> dict[str, float]:
     """Return latencies at the rates of each second, weighted by requests."""
-    found = {}
+    latencies = {}
     for name in LATENCIES:
-        found[name] = float(np.average(library.average(name, rates_per_s), weights=weights))
-    return found
+        latencies[name] = float(np.average(library.average(name, rates_per_s), weights=weights))
+    return latencies

@@ -262,7 +262,7 @@ def _compare_racks(work: HallWork, rack_j: Array) -> dict[tuple[int, float], Rac
     groups = np.concatenate(
         [np.full(racks, place, dtype=np.int64) for place, _, racks in work.rows]
     )
-    found = {}
+    statistics = {}
     for place in range(len(work.groups)):
         of_group = rack_j[groups == place]
         for window_s in list_windows(work.bin_s, work.seconds):
@@ -270,5 +270,5 @@ def _compare_racks(work: HallWork, rack_j: Array) -> dict[tuple[int, float], Rac
             variance = np.zeros(means_w.shape[-1])
             if len(means_w) > 1:
                 variance = means_w.var(axis=0, ddof=1)
-            found[place, window_s] = RackStatistics(means_w.mean(axis=0), variance)
-    return found
+            statistics[place, window_s] = RackStatistics(means_w.mean(axis=0), variance)
+    return statistics

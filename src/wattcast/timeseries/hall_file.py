@@ -271,8 +271,8 @@ def _read_serving(
     system: NodeSystem,
 ) -> ServingLoad:
     if not 1 <= file.tp <= system.gpu_count:
-        wanted = f"1 to the {system.gpu_count} GPUs of a node"
-        raise bad_value(f"{where}: tp", wanted, file.tp)
+        expected = f"1 to the {system.gpu_count} GPUs of a node"
+        raise bad_value(f"{where}: tp", expected, file.tp)
     rate_per_s = units.parse_amount(file.rate, "/s", f"{where}: rate")
     if not (math.isfinite(rate_per_s) and rate_per_s > 0):
         raise bad_value(f"{where}: rate", "requests per second above zero", file.rate)
@@ -298,8 +298,8 @@ def _read_day(day: str | list[float], where: str) -> tuple[float, ...]:
     else:
         values = tuple(day)
         if len(values) not in (24, 48, 96):
-            wanted = "24 numbers (or 48, or 96), one for each part of a day"
-            raise bad_value(where, wanted, f"{len(values)} of them")
+            expected = "24 numbers (or 48, or 96), one for each part of a day"
+            raise bad_value(where, expected, f"{len(values)} of them")
         if min(values) < 0 or not math.isfinite(sum(values)) or sum(values) <= 0:
             raise bad_value(where, "numbers of zero or more, not all zero", str(list(values)))
     mean = sum(values) / len(values)
@@ -312,12 +312,12 @@ def _read_training(
     racks: int,
 ) -> TrainingLoad:
     if not 1 <= file.jobs <= racks or racks % file.jobs:
-        wanted = f"a number that divides the {racks} racks"
-        raise bad_value(f"{where}: jobs", wanted, file.jobs)
+        expected = f"a number that divides the {racks} racks"
+        raise bad_value(f"{where}: jobs", expected, file.jobs)
     every_s = _read_span(file.checkpoint_every, f"{where}: checkpoint_every", above=0.0)
     if not 0 <= file.failures_per_gpu_day <= 1:
-        wanted = "from 0 to 1 failures of a GPU in a day"
-        raise bad_value(f"{where}: failures_per_gpu_day", wanted, file.failures_per_gpu_day)
+        expected = "from 0 to 1 failures of a GPU in a day"
+        raise bad_value(f"{where}: failures_per_gpu_day", expected, file.failures_per_gpu_day)
     for name in ("gpus", "tokens", "pause_share", "failures"):
         if name in file.options:
             raise bad_value(f"{where}: options", "options that a hall does not decide", name)

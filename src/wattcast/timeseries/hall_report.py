@@ -137,17 +137,17 @@ def _summarise_limits(hall: CombinedHall, chance: float) -> dict[str, Any]:
         "row": hall.row_j,
         "hall": hall.hall_j[np.newaxis],
     }
-    found: dict[str, Any] = {}
+    summary: dict[str, Any] = {}
     for level, limit_w in work.plan.limits_w.items():
         over = {}
         for window_s in list_windows(work.bin_s, work.seconds):
             means_w = window_means_w(series[level], work.bin_s, window_s)
             over[f"{window_s:g}s"] = float((means_w > limit_w).mean())
-        found[level] = {"limit_w": limit_w, "share_above": over}
+        summary[level] = {"limit_w": limit_w, "share_above": over}
         if level == "hall":
-            found[level]["chance"] = chance
-            found[level]["more_racks"] = _count_more_racks(hall, limit_w, chance)
-    return found
+            summary[level]["chance"] = chance
+            summary[level]["more_racks"] = _count_more_racks(hall, limit_w, chance)
+    return summary
 
 
 def _count_more_racks(

@@ -99,25 +99,27 @@ def _check_span(plan: HallPlan, span: HallSpan) -> None:
     """Raise an error where the span lies outside the day, or its grid does not fit a second."""
     day_s = plan.hours * 3600.0
     if not 0 <= span.begin_s < day_s or span.begin_s % 1.0:
-        wanted = f"a whole second of the hall's {plan.hours:g} hours"
-        raise bad_value("--begin", wanted, units.show(span.begin_s, "s"))
+        expected = f"a whole second of the hall's {plan.hours:g} hours"
+        raise bad_value("--begin", expected, units.show(span.begin_s, "s"))
     left_s = day_s - span.begin_s
     span_s = left_s if span.span_s is None else span.span_s
     is_inside = 1 <= span_s <= left_s
     if span.span_s is not None and not (is_inside and span_s.is_integer()):
-        wanted = f"whole seconds up to the end of the hall's {plan.hours:g} hours"
-        raise bad_value("--span", wanted, units.show(span.span_s, "s"))
+        expected = f"whole seconds up to the end of the hall's {plan.hours:g} hours"
+        raise bad_value("--span", expected, units.show(span.span_s, "s"))
     seconds = _count_seconds(plan, span)
     parts = 1.0 / span.grid_s if span.grid_s < 1.0 else span.grid_s
     is_whole = abs(parts - round(parts)) < _SLACK * parts
     if not is_whole or not LEAST_BIN_S <= span.grid_s <= seconds:
-        wanted = f"whole seconds up to {seconds}, or a whole part of one (20ms, 100ms, 250ms)"
-        raise bad_value("--grid", wanted, units.show(span.grid_s, "s"))
+        expected = f"whole seconds up to {seconds}, or a whole part of one (20ms, 100ms, 250ms)"
+        raise bad_value("--grid", expected, units.show(span.grid_s, "s"))
     values = plan.racks * seconds / min(span.grid_s, 1.0)
     if values > MOST_VALUES:
         most_s = MOST_VALUES * min(span.grid_s, 1.0) / plan.racks
-        wanted = f"a --span of {max(int(most_s), 1)} s at most with this grid, or a coarser --grid"
-        raise bad_value("hall", wanted, f"{seconds} s of {plan.racks} racks")
+        expected = (
+            f"a --span of {max(int(most_s), 1)} s at most with this grid, or a coarser --grid"
+        )
+        raise bad_value("hall", expected, f"{seconds} s of {plan.racks} racks")
 
 
 def _count_seconds(plan: HallPlan, span: HallSpan) -> int:
@@ -208,8 +210,8 @@ def check_limits(work: HallWork) -> None:
     for level, limit_w in work.plan.limits_w.items():
         least_w = max(idle_w[level])
         if limit_w < least_w:
-            wanted = f"more than the {units.show(least_w, 'W', 3)} that an idle {level} draws"
-            raise bad_value(f"limits: {level}", wanted, units.show(limit_w, "W"))
+            expected = f"more than the {units.show(least_w, 'W', 3)} that an idle {level} draws"
+            raise bad_value(f"limits: {level}", expected, units.show(limit_w, "W"))
 
 
 def digest_work(work: HallWork) -> str:

@@ -250,14 +250,14 @@ def add_replica(
         skipped = max(-at, 0)
         at = max(at, 0)
         place = int(draw.offset[block] * stretch.seconds) + skipped
-        left = min(block_s - skipped, seconds - at)
-        while left > 0:
+        remaining = min(block_s - skipped, seconds - at)
+        while remaining > 0:
             place %= stretch.seconds
-            count = min(left, stretch.seconds - place)
+            count = min(remaining, stretch.seconds - place)
             working[at : at + count] += stretch.working[place : place + count]
             into = slice(at * bins_per_s, (at + count) * bins_per_s)
             out_of = slice(place * bins_per_s, (place + count) * bins_per_s)
             bin_j[into] += stretch.bin_j[out_of]
             at += count
             place += count
-            left -= count
+            remaining -= count

@@ -92,8 +92,8 @@ def wall_power_w(
 def check_inlet(system: NodeSystem, inlet_c: float) -> None:
     """Raise an error where air is warmer than a system may breathe."""
     if not _LEAST_INLET_C <= inlet_c <= system.inlet_limit_c:
-        wanted = f"air of {_LEAST_INLET_C:g} to {system.inlet_limit_c:g} °C ({system.name})"
-        raise bad_value("inlet", wanted, f"{inlet_c:g} °C")
+        expected = f"air of {_LEAST_INLET_C:g} to {system.inlet_limit_c:g} °C ({system.name})"
+        raise bad_value("inlet", expected, f"{inlet_c:g} °C")
 
 
 def _between(interval: tuple[float, ...], level: float) -> float:

@@ -66,8 +66,8 @@ def describe_node(
     limit_w = float(np.max(load_gpu(system.gpus[0]).power.limit_w))
     each_w = limit_w if gpu_w is None else gpu_w
     if each_w > _MOST_OVER_LIMIT * limit_w:
-        wanted = f"about the limit of a {system.gpus[0]} ({limit_w:g} W) at most"
-        raise bad_value("gpu_power", wanted, f"{each_w:g} W")
+        expected = f"about the limit of a {system.gpus[0]} ({limit_w:g} W) at most"
+        raise bad_value("gpu_power", expected, f"{each_w:g} W")
     air_c = NODE.inlet_c if inlet_c is None else inlet_c
     all_w = np.array(system.gpu_count * each_w)
     at_levels = [node_parts_w(system, all_w, np.ones(()), air_c, level) for level in LEVELS]

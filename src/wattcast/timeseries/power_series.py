@@ -168,9 +168,11 @@ def sample_curves(
     count = max(math.ceil(length_s / grid_s - _GRID_SLACK), 1)
     if count > MOST_INTERVALS:
         least = units.show(length_s / MOST_INTERVALS, "s", 2)
-        found = f"{units.show(grid_s, 's')}, which makes {count} of them"
-        wanted = f"at most {MOST_INTERVALS} intervals (a grid of {least} or more)"
-        raise bad_value("--grid", wanted, found, "Or take a part of the run: --power-span 10min.")
+        actual = f"{units.show(grid_s, 's')}, which makes {count} of them"
+        expected = f"at most {MOST_INTERVALS} intervals (a grid of {least} or more)"
+        raise bad_value(
+            "--grid", expected, actual, "Or take a part of the run: --power-span 10min."
+        )
     edges_s = np.append(np.arange(count) * grid_s, length_s)
     parts = tuple(dict.fromkeys(part for curve in curves for part in curve.parts))
     part_j = np.zeros((count, len(parts)))

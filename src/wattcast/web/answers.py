@@ -263,7 +263,7 @@ def _group_operators(p: Prediction) -> list[OpGroupOut]:
         members.setdefault(words.strip() + ("" if rows is None else f", {rows} rows"), []).append(
             (number, share)
         )
-    found = []
+    groups = []
     for name, numbered in members.items():
         kernel = max(numbered, key=lambda one: float(one[1].energy_j))[0]
         shares = [share for _, share in numbered]
@@ -277,7 +277,7 @@ def _group_operators(p: Prediction) -> list[OpGroupOut]:
         )
         count = sum(o.count for o in shares)
         ratio = flop / byte if flop > 0 and byte > 0 else None
-        found.append(
+        groups.append(
             OpGroupOut(
                 name=name,
                 kernel=kernel,
@@ -289,7 +289,7 @@ def _group_operators(p: Prediction) -> list[OpGroupOut]:
                 flop_per_s=flop / max(seconds, 1e-12),
             )
         )
-    return sorted(found, key=lambda group: -group.energy_j)[:MOST_OPS]
+    return sorted(groups, key=lambda group: -group.energy_j)[:MOST_OPS]
 
 
 def operators_to_csv(seen: Sequence[configuration_view.ConfigurationView]) -> bytes:
@@ -349,14 +349,16 @@ def answer_request(kind: str, body: bytes) -> Answer:
     """Answer a request; this never raises, and never tells about the inside."""
     try:
         takes, make = REQUEST_KINDS[kind]
-        asked = (
+        request = (
             body.decode("utf-8", "replace")
             if takes is str
             else request_schema.read_request(body, takes)
         )
         with limit_events(MOST_EVENTS):
-            made = make(asked)
-        return made if isinstance(made, Answer) else Answer(200, JSON, msgspec.json.encode(made))
+            answer = make(request)
+        return (
+            answer if isinstance(answer, Answer) else Answer(200, JSON, msgspec.json.encode(answer))
+        )
     except WattcastError as error:
         return make_refusal(422, str(error))
     except (RecursionError, MemoryError):
@@ -391,13 +393,13 @@ def _answer_gpu(name: str) -> GpuDetailOut:
 
 
 def _answer_compare(asked: request_schema.ConfigurationList) -> dict[str, Any]:
-    first, *others = (summarise_prediction(view.prediction) for view in _views_of(asked))
-    if not others:
+    first, *other_runs = (summarise_prediction(view.prediction) for view in _views_of(asked))
+    if not other_runs:
         raise bad_value("configurations", "two to four to compare", "one")
     pairs = []
-    for other in others:
-        found = compare_runs(first, other)
-        plain = comparison_to_plain(found) | {"sentence": write_sentence(found)}
+    for other_run in other_runs:
+        comparison = compare_runs(first, other_run)
+        plain = comparison_to_plain(comparison) | {"sentence": write_sentence(comparison)}
         plain["operators"].sort(key=lambda pair: -abs(pair["total_energy_j"] or 0.0))
         del plain["operators"][MOST_CAUSES:]
         pairs.append(plain)
@@ -425,22 +427,26 @@ def _library_keywords(asked: request_schema.Workload) -> dict[str, Any]:
     """Return the fields of a question as the library takes them: ``clock_hz`` is ``clock``, and
     numbers are SI.
     """
-    given = {
+    keywords = {
         name: value
         for name, value in msgspec.structs.asdict(asked).items()
         if name not in _NOT_SENT
     }
-    left_out = [name for name in _LEFT_OUT if given.get(name) is None]
-    given = {name: value for name, value in given.items() if name not in left_out}
-    return {_UNIT.sub("", name): value for name, value in given.items()} | dict(asked.prices())
+    left_out = [name for name in _LEFT_OUT if keywords.get(name) is None]
+    keywords = {name: value for name, value in keywords.items() if name not in left_out}
+    return {_UNIT.sub("", name): value for name, value in keywords.items()} | dict(asked.prices())
 
 
 def _answer_plan(asked: request_schema.PlanRequest) -> dict[str, Any]:
-    given = _library_keywords(asked)
-    cards = [_load_card(name)[0] for name in given.pop("gpus")]
+    keywords = _library_keywords(asked)
+    cards = [_load_card(name)[0] for name in keywords.pop("gpus")]
     for name in ("ttft", "tpot"):
-        given[name] = None if given[name] is None else f"p{asked.percentile:g}:{given[name]}s"
-    return plan(_model_of(asked), cards, **given, requests=request_schema.PLAN_REQUESTS).to_dict()
+        keywords[name] = (
+            None if keywords[name] is None else f"p{asked.percentile:g}:{keywords[name]}s"
+        )
+    return plan(
+        _model_of(asked), cards, **keywords, requests=request_schema.PLAN_REQUESTS
+    ).to_dict()
 
 
 def _answer_simulate(asked: request_schema.SimulationRequest) -> dict[str, Any]:
@@ -453,27 +459,27 @@ def _answer_simulate(asked: request_schema.SimulationRequest) -> dict[str, Any]:
     if count > request_schema.MOST_SIMULATED:
         most = f"over HTTP at most {request_schema.MOST_SIMULATED:,}"
         raise BadInput(f"{count:,.0f} requests; {most}. Use the command line.")
-    found = simulate(
+    result = simulate(
         _model_of(asked), _load_card(asked.gpu)[0], **_library_keywords(asked) | {"trace": trace}
     )
-    start_s, power_w = found.power_over_time(found.length_s / MOST_POINTS)
+    start_s, power_w = result.power_over_time(result.length_s / MOST_POINTS)
     columns = {
-        name: found.mean_over_time(name, start_s) for name in ("waiting", "decodes", "cache_use")
+        name: result.mean_over_time(name, start_s) for name in ("waiting", "decodes", "cache_use")
     }
     over_time = {
         "start_s": start_s,
         "power_w": power_w,
         **columns,
     }
-    return found.summarise() | {
+    return result.summarise() | {
         "over_time": {name: values.tolist() for name, values in over_time.items()}
     }
 
 
 def _answer_train(asked: request_schema.TrainingRequest) -> dict[str, Any]:
-    given = _library_keywords(asked)
+    keywords = _library_keywords(asked)
     return summarise_training(
-        train(_model_of(asked), _load_card(asked.gpu)[0], dtype=asked.precision, **given)
+        train(_model_of(asked), _load_card(asked.gpu)[0], dtype=asked.precision, **keywords)
     )
 
 
@@ -488,8 +494,8 @@ def _answer_figure(asked: request_schema.FigureRequest) -> Answer:
 
 def _answer_report(asked: request_schema.ConfigurationList) -> Answer:
     main, *more = _views_of(asked)
-    others = {f"{index}: {view.gpu.name}": view for index, view in enumerate(more, start=2)}
-    page = build_report_page(main, others, "wattcast serve")
+    other_views = {f"{index}: {view.gpu.name}": view for index, view in enumerate(more, start=2)}
+    page = build_report_page(main, other_views, "wattcast serve")
     return Answer(200, HTML, page.encode())
 
 
@@ -506,13 +512,15 @@ def _view_of(asked: request_schema.Configuration) -> configuration_view.Configur
     # ``force`` below lets through what does not fit; no card takes a limit that is not its own
     check_power_limit(gpu, OperatingPoint(power_limit_w=asked.power_limit_w), "")
     names = ("clock", "power_limit", "host_launch", "temperature", "duration", "data")
-    given: Any = {name: value for name, value in _library_keywords(asked).items() if name in names}
+    keywords: Any = {
+        name: value for name, value in _library_keywords(asked).items() if name in names
+    }
     # ``force``: the page says what does not fit
     seen = configuration_view.view_configuration(
         work,
         gpu,
         options,
-        **given,
+        **keywords,
         bundle=bundle,
         force=True,
     )
@@ -539,19 +547,19 @@ def _answer_kernel(asked: request_schema.KernelRequest) -> dict[str, Any]:
 def _answer_room(asked: request_schema.Configuration) -> RoomOut:
     work = _load_workload(asked)
     model = work if isinstance(work, ModelSpec) else None
-    found = configuration_view.compute_memory_room(model, _load_card(asked.gpu)[0], asked.options())
-    if found.footprint is None:
-        return RoomOut(found.capacity_byte, None, None, None, None)
-    held = {
-        name.removesuffix("_byte"): float(value) for name, value in vars(found.footprint).items()
+    room = configuration_view.compute_memory_room(model, _load_card(asked.gpu)[0], asked.options())
+    if room.footprint is None:
+        return RoomOut(room.capacity_byte, None, None, None, None)
+    held_byte = {
+        name.removesuffix("_byte"): float(value) for name, value in vars(room.footprint).items()
     }
-    total = float(found.footprint.total_byte)
+    total = float(room.footprint.total_byte)
     return RoomOut(
-        found.capacity_byte,
-        held,
+        room.capacity_byte,
+        held_byte,
         total,
-        found.footprint.fits(found.capacity_byte),
-        found.largest_batch,
+        room.footprint.fits(room.capacity_byte),
+        room.largest_batch,
     )
 
 

@@ -171,9 +171,9 @@ def answer_tool(name: str, arguments: Mapping[str, Any]) -> types.CallToolResult
     try:
         check_names("tool", name, TOOLS)
         tool = TOOLS[name]
-        for wanted in tool.schema["required"]:
-            if wanted not in arguments:
-                raise bad_value(f"{name}: {wanted}", "a value", "none")
+        for expected in tool.schema["required"]:
+            if expected not in arguments:
+                raise bad_value(f"{name}: {expected}", "a value", "none")
         result = tool.call(**arguments)
     except (WattcastError, TypeError) as error:
         return types.CallToolResult(content=[_write_text(str(error))], is_error=True)

@@ -148,8 +148,8 @@ class TrustedProxies:
         try:
             self._networks = [ipaddress.ip_network(text, strict=False) for text in networks]
         except ValueError as error:
-            wanted = "an address or a network such as 10.0.0.0/8"
-            raise bad_value("--trust-proxy", wanted, str(error)) from None
+            expected = "an address or a network such as 10.0.0.0/8"
+            raise bad_value("--trust-proxy", expected, str(error)) from None
 
     def trusts(self, host: str) -> bool:
         """Tell whether an address is one of a proxy."""

@@ -337,8 +337,8 @@ def _plain_response(
 
 def _add_pages(app: FastAPI) -> None:
     folder = files("wattcast.web").joinpath("assets")
-    held = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
-    packed = {name: gzip.compress(data, mtime=0) for name, data in held.items()}
+    content_of_file = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+    packed = {name: gzip.compress(data, mtime=0) for name, data in content_of_file.items()}
     fresh = {"cache-control": "no-cache", "vary": "accept-encoding"}
 
     @app.get("/", include_in_schema=False)
@@ -348,14 +348,14 @@ def _add_pages(app: FastAPI) -> None:
         name = request.path_params.get(
             "name", "icon.svg" if request.url.path == "/favicon.ico" else "index.html"
         )
-        if name not in held:  # a table of names, not a folder
+        if name not in content_of_file:  # a table of names, not a folder
             return _plain_response(404, "there is no such file.")
         kind = ASSET_TYPES[name.rpartition(".")[2]]
         if "gzip" in request.headers.get("accept-encoding", ""):
             return Response(
                 packed[name], headers=fresh | {"content-encoding": "gzip"}, media_type=kind
             )
-        return Response(held[name], headers=fresh, media_type=kind)
+        return Response(content_of_file[name], headers=fresh, media_type=kind)
 
     for tab in TABS:  # links that one can read, such as /plan?model=llama3-8b&gpu=h200
         app.add_api_route(f"/{tab}", asset, methods=["GET"], include_in_schema=False)
@@ -377,11 +377,11 @@ def _add_questions(app: FastAPI, pool: worker_pool.WorkerPool) -> None:
             ):  # a body is read once the client has few enough others running
                 body = await read_body(request)
                 if (entries := body.count(b"{")) > MOST_ENTRIES:
-                    wanted = (
+                    expected = (
                         f"request: expected at most {MOST_ENTRIES:,} operators or "
                         f"events, got {entries:,}."
                     )
-                    return _plain_response(413, f"{wanted} Use the command line.")
+                    return _plain_response(413, f"{expected} Use the command line.")
                 return await answer_while_connected(request, _asked(pool, kind, body))
 
         return post
@@ -500,13 +500,13 @@ def _describe_responses(gives: type | str) -> dict[int | str, dict[str, Any]]:
         content: dict[str, Any] = {kind: {"schema": {"type": "string"}} for kind in gives.split()}
     else:
         content = {"application/json": _refer_to_schema(gives)}
-    found: dict[int | str, dict[str, Any]] = {200: {"description": "Done", "content": content}}
-    for status, said in _REFUSED.items():
-        found[status] = {
-            "description": said,
+    responses: dict[int | str, dict[str, Any]] = {200: {"description": "Done", "content": content}}
+    for status, reason in _REFUSED.items():
+        responses[status] = {
+            "description": reason,
             "content": {"application/json": _refer_to_schema(answers.ErrorOut)},
         }
-    return found
+    return responses
 
 
 def _make_schema(app: FastAPI) -> dict[str, Any]:
@@ -523,12 +523,12 @@ def _make_schema(app: FastAPI) -> dict[str, Any]:
             *GET_ANSWERS,
         ]
         kinds += [gives for gives, _ in POST_ROUTES.values() if not isinstance(gives, str)]
-        _, found = msgspec.json.schema_components(
+        _, components = msgspec.json.schema_components(
             [kind for kind in dict.fromkeys(kinds) if kind is not dict],
             ref_template="#/components/schemas/{name}",
         )
         for question in ("Configuration", "PlanRequest", "SimulationRequest", "TrainingRequest"):
-            properties = found[question]["properties"]
+            properties = components[question]["properties"]
             for name in (
                 "model",
                 "file",
@@ -536,8 +536,8 @@ def _make_schema(app: FastAPI) -> dict[str, Any]:
                 properties[name] = next(
                     one for one in properties[name]["anyOf"] if one != {"type": "null"}
                 )
-            found[question]["oneOf"] = [{"required": ["model"]}, {"required": ["file"]}]
-        plain.setdefault("components", {}).setdefault("schemas", {}).update(found)
+            components[question]["oneOf"] = [{"required": ["model"]}, {"required": ["file"]}]
+        plain.setdefault("components", {}).setdefault("schemas", {}).update(components)
         app.openapi_schema = plain
     return app.openapi_schema
 

@@ -67,11 +67,11 @@ def read_points(
     Times count from ``origin_s``, energies from ``base_j`` (default: the first step).
     """
     stepped = find_ticks(samples)
-    found: list[dict[str, float]] = []
+    points: list[dict[str, float]] = []
     if len(stepped.time_s) > 1:
         middle_s = 0.5 * (stepped.time_s[1:] + stepped.time_s[:-1]) - origin_s
         energy_j = stepped.energy_j[1:] - (stepped.energy_j[0] if base_j is None else base_j)
-        found += [
+        points += [
             {
                 "time_s": round(float(t), 4),
                 "power_w": round(float(w), 2),
@@ -79,15 +79,15 @@ def read_points(
             }
             for t, w, e in zip(middle_s, stepped.interval_w, energy_j, strict=True)
         ]
-    known = np.isfinite(samples["sm_clock_hz"])
-    time_s = samples["time_s"][known] - origin_s
-    clock_hz = samples["sm_clock_hz"][known]
+    has_clock = np.isfinite(samples["sm_clock_hz"])
+    time_s = samples["time_s"][has_clock] - origin_s
+    clock_hz = samples["sm_clock_hz"][has_clock]
     last_s = -np.inf
     for t, hz in zip(time_s, clock_hz, strict=True):
         if t - last_s >= CLOCK_EVERY_S:
-            found.append({"time_s": round(float(t), 4), "clock_hz": float(hz)})
+            points.append({"time_s": round(float(t), 4), "clock_hz": float(hz)})
             last_s = t
-    return sorted(found, key=lambda point: point["time_s"])
+    return sorted(points, key=lambda point: point["time_s"])
 
 
 @dataclass(frozen=True)
@@ -137,8 +137,8 @@ class CardFeed:
                     yield []
                     continue
                 origin_s = float(samples["time_s"][0]) if origin_s is None else origin_s
-                if base_j is None and len(known := samples.known("energy_j")):
-                    base_j = float(known[0])
+                if base_j is None and len(counter_j := samples.known("energy_j")):
+                    base_j = float(counter_j[0])
                 recent = samples.between(float(samples["time_s"][-1]) - WINDOW_S, np.inf)
                 fresh = [p for p in read_points(recent, origin_s, base_j) if p["time_s"] > sent_s]
                 sent_s = fresh[-1]["time_s"] if fresh else sent_s
@@ -184,9 +184,9 @@ def recorded_feed(path: Path | None = None) -> ReplayFeed:
         about = FeedInfo(path.stem)
     if not len(samples):
         raise BadInput(f"{about.title}: the recording is empty.")
-    found = read_points(samples, float(samples["time_s"][0]))
-    about.duration_s = found[-1]["time_s"] if found else 0.0
-    return ReplayFeed(about, found)
+    points = read_points(samples, float(samples["time_s"][0]))
+    about.duration_s = points[-1]["time_s"] if points else 0.0
+    return ReplayFeed(about, points)
 
 
 def choose_feed(

@@ -182,7 +182,7 @@ def find_cards(
 
     A driver that has not answered after ``PATIENT_S`` is waited for in the background: the list
     gets its cards then."""
-    found: list[WatchedCard] = []
+    watched: list[WatchedCard] = []
     failed: list[MissingTool] = []
 
     def open_all() -> None:
@@ -194,7 +194,7 @@ def find_cards(
                         opened = make(index)
                         cards.append(WatchedCard(index, opened, opened.open(), busy_s, idle_s))
                 if cards:
-                    return found.extend(cards)
+                    return watched.extend(cards)
             energy_sources.open_source(source)  # raises the error that says why none answers
         except MissingTool as error:
             failed.append(error)
@@ -204,7 +204,7 @@ def find_cards(
     opening.join(PATIENT_S)
     if failed:
         raise failed[0]
-    return found
+    return watched
 
 
 REASONS = (
@@ -333,7 +333,7 @@ class MetricsCollector:
                 names,
                 [(labels, float(pick(c, r))) for labels, c, r in seen],
             )
-        held = [
+        labelled = [
             ([*labels, reason], float(reason in r.reasons))
             for labels, _, r in seen
             for reason in REASONS
@@ -343,7 +343,7 @@ class MetricsCollector:
             "wattcast_clock_held",
             "1 while this holds the clock down",
             [*names, "reason"],
-            held,
+            labelled,
         )
         for name, (text, choose) in PREDICTED.items():
             rows = [
@@ -355,17 +355,17 @@ class MetricsCollector:
 def make_registry(collector: MetricsCollector) -> Any:
     """Return a registry of our metrics alone."""
     client = import_extra("prometheus_client", "metrics need prometheus-client", "serve")
-    made = client.CollectorRegistry(auto_describe=False)
-    made.register(collector)
-    return made
+    registry = client.CollectorRegistry(auto_describe=False)
+    registry.register(collector)
+    return registry
 
 
 def write_metrics(cards: Sequence[WatchedCard], workloads: Sequence[ModelledWorkload]) -> bytes:
     """Write all metrics as text."""
-    made = make_registry(MetricsCollector(cards, workloads, PATIENT_S))
+    registry = make_registry(MetricsCollector(cards, workloads, PATIENT_S))
     from prometheus_client import generate_latest
 
-    return bytes(generate_latest(made))
+    return bytes(generate_latest(registry))
 
 
 class _MetricsHandler(WSGIRequestHandler):
@@ -390,10 +390,10 @@ def serve_metrics(
     it answers to.
     """
     names = known_hosts(host, allowed)
-    made = make_registry(MetricsCollector(cards, workloads))
+    registry = make_registry(MetricsCollector(cards, workloads))
     from prometheus_client.exposition import ThreadingWSGIServer, make_wsgi_app
 
-    metrics = make_wsgi_app(made)
+    metrics = make_wsgi_app(registry)
 
     def answer(environ: dict[str, Any], start_response: Any) -> Any:
         if is_known_host([environ.get("HTTP_HOST", "")], names):

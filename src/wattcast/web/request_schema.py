@@ -225,8 +225,8 @@ def check_nesting(content: bytes, where: str) -> None:
     it.
     """
     depth = opened = 0
-    for found in _BRACKET.finditer(content):
-        mark = found[0]
+    for bracket in _BRACKET.finditer(content):
+        mark = bracket[0]
         if mark in (b"[", b"{"):
             depth += 1
             opened += 1

@@ -142,18 +142,21 @@ class WorkerPool:
         """Return the answer that is kept, or send the request to the next free worker within the
         time limit.
         """
-        if (known := self._answers.find(kind, body)) is not None:
-            return known
+        if (answer := self._answers.find(kind, body)) is not None:
+            return answer
         if self._waiting >= MOST_WAITING:
             return make_refusal(503, "the server is busy; try again in a moment.")
         large = kind in LARGE_KINDS or len(body) > LARGE_BYTE
         self._waiting += 1
         try:
-            async with asyncio.timeout(2.0 * self._limit_s), contextlib.AsyncExitStack() as held:
+            async with (
+                asyncio.timeout(2.0 * self._limit_s),
+                contextlib.AsyncExitStack() as resources,
+            ):
                 if large:
-                    await held.enter_async_context(self._large)
+                    await resources.enter_async_context(self._large)
                 process = await self._free.get()
-                held.pop_all()  # until the worker is given back
+                resources.pop_all()  # until the worker is given back
         except TimeoutError:
             return make_refusal(503, "the server is busy; try again in a moment.")
         finally:
@@ -266,13 +269,13 @@ class WorkerPool:
         self._all.add(process)
         try:
             async with asyncio.timeout(START_S):
-                said = await _frame(process)
+                first_frame = await _frame(process)
         except (TimeoutError, asyncio.IncompleteReadError):
             await self._end(process)
             raise MissingTool(
                 "a worker of the server did not start in time, or ended as said above."
             ) from None
-        assert said == READY
+        assert first_frame == READY
         return process
 
     async def _end(self, process: asyncio.subprocess.Process) -> None:
@@ -327,9 +330,9 @@ def run_worker() -> int:
     write_frame(answers, READY)
     while len(head := requests.read(4)) == 4:
         (length,) = struct.unpack("!I", head)
-        if len(asked := requests.read(length)) < length:
+        if len(request := requests.read(length)) < length:
             break
-        kind, body = msgspec.msgpack.decode(asked, type=tuple[str, bytes])
+        kind, body = msgspec.msgpack.decode(request, type=tuple[str, bytes])
         try:
             is_answering = True
             answer = answer_request(kind, body)

@@ -145,14 +145,14 @@ def _check_stages(
     """Check the tuples with one number for each stage of a network of pictures: few, and of one
     length.
     """
-    for names, wanted in _STAGES.get(architecture, ()):
+    for names, expected in _STAGES.get(architecture, ()):
         lengths = {name: len(getattr(dims, name)) for name in names}
         first = next(iter(lengths.values()))
         for name, length in lengths.items():
             if not 1 <= length <= MOST_STAGES:
                 raise bad_value(f"{where}: {name}", f"from 1 to {MOST_STAGES} stages", length)
-            if length != (wanted or first):
-                stages = wanted or f"as many as {names[0]} has"
+            if length != (expected or first):
+                stages = expected or f"as many as {names[0]} has"
                 raise bad_value(f"{where}: {name}", f"a number for each stage ({stages})", length)
 
 
@@ -169,8 +169,8 @@ def _check_heads(
             heads = getattr(dims, name, None)
             width = getattr(dims, width_name, None)
             if isinstance(heads, int) and isinstance(width, int) and width % heads:
-                wanted = f"a divisor of {width_name}, which is {width}"
-                raise bad_value(f"{where}: {name}", wanted, heads)
+                expected = f"a divisor of {width_name}, which is {width}"
+                raise bad_value(f"{where}: {name}", expected, heads)
         _check_staged_heads(dims, where)
     if hasattr(dims, "kv_heads"):
         _check_decoder_heads(dims, where)
@@ -192,8 +192,8 @@ def _check_staged_heads(dims: Any, where: str) -> None:
         return
     for count, width in pairs:
         if width % count:
-            wanted = f"a divisor of the stage's width, which is {width}"
-            raise bad_value(f"{where}: heads", wanted, count)
+            expected = f"a divisor of the stage's width, which is {width}"
+            raise bad_value(f"{where}: heads", expected, count)
 
 
 def _check_unet_heads(dims: Any, where: str) -> None:
@@ -205,21 +205,21 @@ def _check_unet_heads(dims: Any, where: str) -> None:
             raise bad_value(f"{where}: widths", f"multiples of {_GROUPS}", width)
         if width % (dims.heads or dims.head_dim or 1):
             name = "heads" if dims.heads else "head_dim"
-            wanted = f"a divisor of the stage's width, which is {width}"
-            raise bad_value(f"{where}: {name}", wanted, dims.heads or dims.head_dim)
+            expected = f"a divisor of the stage's width, which is {width}"
+            raise bad_value(f"{where}: {name}", expected, dims.heads or dims.head_dim)
 
 
 def _check_decoder_heads(dims: Any, where: str) -> None:
     if dims.heads % dims.kv_heads:
-        wanted = f"a divisor of heads, which is {dims.heads}"
-        raise bad_value(f"{where}: kv_heads", wanted, dims.kv_heads)
+        expected = f"a divisor of heads, which is {dims.heads}"
+        raise bad_value(f"{where}: kv_heads", expected, dims.kv_heads)
     if not dims.head_dim and dims.heads > dims.hidden:
-        wanted = f"at most hidden, which is {dims.hidden}"
-        raise bad_value(f"{where}: heads", wanted, dims.heads)
+        expected = f"at most hidden, which is {dims.hidden}"
+        raise bad_value(f"{where}: heads", expected, dims.heads)
     _check_pairs(dims.rotated, where)
 
 
 def _check_pairs(rotated: int, where: str) -> None:
     if rotated % 2:
-        wanted = "an even number of rotated elements in a head"
-        raise bad_value(f"{where}: head_dim", wanted, rotated, "Rotary embeddings turn pairs.")
+        expected = "an even number of rotated elements in a head"
+        raise bad_value(f"{where}: head_dim", expected, rotated, "Rotary embeddings turn pairs.")

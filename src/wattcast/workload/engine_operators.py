@@ -82,18 +82,18 @@ class PagedAttention(Operator):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.heads % self.kv_heads:
-            wanted = f"a divisor of heads={self.heads}"
-            raise bad_value("engine_attention.kv_heads", wanted, self.kv_heads)
+            expected = f"a divisor of heads={self.heads}"
+            raise bad_value("engine_attention.kv_heads", expected, self.kv_heads)
         are_valid = all(count > 0 and 0 < q <= kv for count, q, kv in self.groups)
         if not self.groups or not are_valid:
-            wanted = "lists of sequences, new tokens and at least as many keys"
-            raise bad_value("engine_attention.groups", wanted, self.groups)
+            expected = "lists of sequences, new tokens and at least as many keys"
+            raise bad_value("engine_attention.groups", expected, self.groups)
         query_rows = self.heads * max(q for _, q, _ in self.groups)
         if query_rows > _MOST_QUERY_ROWS:
-            wanted = (
+            expected = (
                 f"at most {_MOST_QUERY_ROWS} rows of queries in a sequence (heads x new tokens)"
             )
-            raise bad_value("engine_attention.groups", wanted, query_rows)
+            raise bad_value("engine_attention.groups", expected, query_rows)
 
     @property
     def math_dtype(self) -> Dtype:
@@ -195,8 +195,8 @@ class LatentAttention(Operator):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.q_len > self.kv_len:
-            wanted = f"at least as many keys as new tokens ({self.q_len})"
-            raise bad_value("engine_latent.kv_len", wanted, self.kv_len)
+            expected = f"at least as many keys as new tokens ({self.q_len})"
+            raise bad_value("engine_latent.kv_len", expected, self.kv_len)
 
     @property
     def math_dtype(self) -> Dtype:

@@ -65,8 +65,8 @@ class ModelArchitecture:
         """The function ``trace(dims, settings, program)``, which adds the sections of one pass to a
         program.
         """
-        found: Callable[..., Any] = getattr(self._template, self.trace_name)
-        return found
+        trace: Callable[..., Any] = getattr(self._template, self.trace_name)
+        return trace
 
     @property
     def _template(self) -> Any:
@@ -118,8 +118,8 @@ class ModelSpec:
 @cache
 def list_models() -> tuple[str, ...]:
     """Return the names of all catalogue models, sorted."""
-    found = (path.name for path in _CATALOGUE.iterdir() if path.name.endswith(".yaml"))
-    return tuple(sorted(name.removesuffix(".yaml") for name in found))
+    names = (path.name for path in _CATALOGUE.iterdir() if path.name.endswith(".yaml"))
+    return tuple(sorted(name.removesuffix(".yaml") for name in names))
 
 
 def models() -> list[ModelSpec]:
@@ -138,10 +138,12 @@ def load_model(name: str) -> ModelSpec:
     matter).
     """
     aliases = load_aliases()
-    known = resolve_name(
+    full_name = resolve_name(
         "model", name, list_models(), {alias: row["name"] for alias, row in aliases.items()}
     )
-    model = parse_model((_CATALOGUE / f"{known}.yaml").read_bytes(), f"{known}.yaml", known)
+    model = parse_model(
+        (_CATALOGUE / f"{full_name}.yaml").read_bytes(), f"{full_name}.yaml", full_name
+    )
     positions = {fold_name(alias): row["max_positions"] for alias, row in aliases.items()}.get(
         fold_name(name)
     )
@@ -160,8 +162,8 @@ def parse_model(
     """Parse a model's YAML; an error names the bad key."""
     file = decode_yaml(data, _ModelFile, where)
     check_names(f"architecture in {where}", file.architecture, ARCHITECTURES)
-    made = make_model(name, file.title, file.architecture, file.dims, file.source, file.note)
-    return replace(made, quantization=file.quantization)
+    spec = make_model(name, file.title, file.architecture, file.dims, file.source, file.note)
+    return replace(spec, quantization=file.quantization)
 
 
 def make_model(
@@ -174,8 +176,8 @@ def make_model(
 ) -> ModelSpec:
     """Make a model from plain dimensions, each checked against those of the architecture."""
     kind = ARCHITECTURES[architecture].dims
-    known = [item.name for item in fields(kind)]
-    check_names(f"dimension of {name}", dims, known)
+    dimensions = [item.name for item in fields(kind)]
+    check_names(f"dimension of {name}", dims, dimensions)
     built: Any = convert_plain(dims, kind, name)
     check_dimensions(architecture, built, name)
     return ModelSpec(name, title, architecture, built, source, note)

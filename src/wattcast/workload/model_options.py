@@ -59,8 +59,8 @@ def parse_option(
     try:
         return number(text)
     except ValueError:
-        wanted = "a whole number" if number is int else "a number"
-        raise bad_value(f"{where}: {name}", wanted, text) from None
+        expected = "a whole number" if number is int else "a number"
+        raise bad_value(f"{where}: {name}", expected, text) from None
 
 
 _OPTION_KINDS = {declared.field: declared.members for declared in list_declared(ModelOptions)}
@@ -132,8 +132,8 @@ class _Defaults:
         """
         model = self.model
         if self.options.seq is not None:
-            wanted = "no sequence length for a vision model"
-            raise bad_value(f"{model.name}: seq", wanted, self.options.seq)
+            expected = "no sequence length for a vision model"
+            raise bad_value(f"{model.name}: seq", expected, self.options.seq)
         if self.options.image is None:
             size = model.dims.image * pixels_of_a_latent(model)
             self.options = replace(self.options, image=size)
@@ -156,8 +156,8 @@ class _Defaults:
         model = self.model
         is_encoder = model.kind is ModelKind.ENCODER
         if self.options.image is not None:
-            wanted = f"no picture for a {model.kind} model"
-            raise bad_value(f"{model.name}: image", wanted, self.options.image)
+            expected = f"no picture for a {model.kind} model"
+            raise bad_value(f"{model.name}: image", expected, self.options.image)
         if not self.options.seq:
             length = 512 if is_encoder else 1024
             positions = getattr(model.dims, "max_positions", 0)
@@ -206,8 +206,8 @@ class _Defaults:
         formats = ("quantization", "weights", "kv_dtype")
         narrow = [name for name in formats if getattr(options, name) is not None]
         if narrow and not (has_template and phase is not WorkloadPhase.TRAIN):
-            wanted = "a language model that an engine serves"
-            raise bad_value(narrow[0], wanted, f"{model.name} {phase}")
+            expected = "a language model that an engine serves"
+            raise bad_value(narrow[0], expected, f"{model.name} {phase}")
         by_engine = narrow or (is_language and is_served)
         stack = SoftwareStack.ENGINE if by_engine else SoftwareStack.EAGER
         in_formats = " in narrow formats" if narrow else ""
@@ -242,8 +242,8 @@ def check_engine_features(model: ModelSpec, options: ModelOptions) -> None:
     for name in ("lora", "sampling"):
         value = getattr(options, name)
         if value is not None:
-            wanted = f"none: {model.architecture} has no engine template"
-            raise bad_value(f"{model.name}: {name}", wanted, str(value))
+            expected = f"none: {model.architecture} has no engine template"
+            raise bad_value(f"{model.name}: {name}", expected, str(value))
 
 
 def check_parallelism(model: ModelSpec, options: ModelOptions) -> None:
@@ -341,7 +341,7 @@ def describe_assumptions(model: ModelSpec, options: ModelOptions) -> list[str]:
     formats = _describe_formats(model, options)
     experts = _describe_experts(model, options)
     by_chance = "by chance and skew" if o.skew else "by chance"
-    said = {
+    words = {
         f"{model.name}: {model.note}": model.note,
         "no padding: all sequences are of one length": model.kind is not ModelKind.VISION,
         f"one new token a sequence behind a cache of {seq}": phase is WorkloadPhase.DECODE,
@@ -385,7 +385,7 @@ def describe_assumptions(model: ModelSpec, options: ModelOptions) -> list[str]:
         f"{by_chance}": o.ep > 1,
         f"one of {o.cp} GPUs that share each sequence and its cache": o.cp > 1,
     }
-    return [sentence for sentence, holds in said.items() if holds]
+    return [sentence for sentence, holds in words.items() if holds]
 
 
 def _describe_formats(model: ModelSpec, options: ModelOptions) -> str:
@@ -401,7 +401,7 @@ def _describe_formats(model: ModelSpec, options: ModelOptions) -> str:
             "grouped queries in fp32"
         )
     if recipe is not None:
-        kept = f"linear weights in {recipe.weights} ({recipe.bit:.3g} bit with scales)"
+        weight_format = f"linear weights in {recipe.weights} ({recipe.bit:.3g} bit with scales)"
         if recipe.activations is None:
             multiplied = f"widened on chip and multiplied in bf16 by {recipe.kernel}"
             if recipe.kernel == "machete":
@@ -409,7 +409,7 @@ def _describe_formats(model: ModelSpec, options: ModelOptions) -> str:
         else:
             scaled = "128 values" if recipe.mode == "block" else "a token"
             multiplied = f"activations quantized to {recipe.activations} with a scale for {scaled}"
-        return f"{kept}, {multiplied}; all else in bf16"
+        return f"{weight_format}, {multiplied}; all else in bf16"
     if options.dtype is Dtype.FP8:
         return (
             "fp8: linear layers multiply in fp8, activations cast by static scales; "

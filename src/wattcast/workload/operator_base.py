@@ -208,8 +208,8 @@ def check_size(op: Operator) -> None:
     for name, size in op.__dict__.items():
         is_size = isinstance(size, (int, np.ndarray)) and not isinstance(size, bool)
         if is_size and is_any(size > MOST_SIZE):
-            wanted = "a whole number of at most 2^40"
-            raise bad_value(f"{op.name}.{name}", wanted, np.max(size), "Check its sizes.")
+            expected = "a whole number of at most 2^40"
+            raise bad_value(f"{op.name}.{name}", expected, np.max(size), "Check its sizes.")
     if is_any(op.count > MOST_CALLS):
         raise bad_value(f"{op.name}.count", f"at most {MOST_CALLS:,} calls", np.max(op.count))
     if byte > MOST_BYTE:

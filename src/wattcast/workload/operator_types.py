@@ -393,8 +393,8 @@ class Elementwise(Operator):
         value: int | None,
     ) -> None:
         if value is not None and (value < 1 or is_any(self.n < value)):
-            wanted = f"from 1 to its {self.n} elements"
-            raise bad_value(f"{self.function}.{name}", wanted, value)
+            expected = f"from 1 to its {self.n} elements"
+            raise bad_value(f"{self.function}.{name}", expected, value)
 
     @property
     def name(self) -> str:

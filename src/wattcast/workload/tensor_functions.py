@@ -219,9 +219,9 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     tape = a.tape
     m, k = a.shape[-2:]
     n = b.shape[-1]
-    left = a.reshape(-1, m, k)
+    rows = a.reshape(-1, m, k)
     right = b.reshape(-1, k, n)
-    products = left.shape[0]
+    products = rows.shape[0]
     math, result = _product_formats(a)
 
     def multiply(a: Tensor, b: Tensor) -> Tensor:
@@ -239,11 +239,11 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
         return tape.launch(op, (a, b), (products, m, n), a.dtype)
 
     def back(g: Tensor) -> Sequence[Tensor | None]:
-        d_left = multiply(g, right.transpose(1, 2)) if left.needs_grad else None
-        d_right = multiply(left.transpose(1, 2), g) if right.needs_grad else None
+        d_left = multiply(g, right.transpose(1, 2)) if rows.needs_grad else None
+        d_right = multiply(rows.transpose(1, 2), g) if right.needs_grad else None
         return d_left, d_right
 
-    out = multiply(left, right).with_gradient(back, left, right, save=(left, right))
+    out = multiply(rows, right).with_gradient(back, rows, right, save=(rows, right))
     return out.view(*a.shape[:-2], m, n)
 
 

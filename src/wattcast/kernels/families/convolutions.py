@@ -124,14 +124,21 @@ def convolution_work(
     depthwise_kinds = _name_depthwise(ops, shapes)
     work = _with_depthwise(work, ops, depthwise_kinds, read_byte + shapes.write_byte)
 
-    has_groups = [op.groups > 1 for op in ops]
-    forms = zip(has_groups, depthwise_kinds, strict=True)
-    form_of_row = CodedColumn(*index_distinct(forms))
+    form_of_row = _find_forms(ops, depthwise_kinds)
     families, likelihoods = blend_families(_kernel_family, form_of_row, picks)
     plain, logs, aligned = _describe_rows(shapes, tile, layouts, reference)
     plain["tap_padding"] = padded_k[:, 0] / product_k * (1.0 - shapes.depthwise)
     plain |= likelihoods
     return FamilyColumns(families, work, plain, logs, aligned)
+
+
+def _find_forms(
+    ops: Sequence[Conv2d],
+    depthwise_kinds: Sequence[str],
+) -> CodedColumn[tuple[bool, str]]:
+    """Return whether each convolution has groups, and as which depthwise kind it runs."""
+    has_groups = [op.groups > 1 for op in ops]
+    return CodedColumn(*index_distinct(zip(has_groups, depthwise_kinds, strict=True)))
 
 
 def _count_work(

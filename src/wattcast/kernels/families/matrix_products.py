@@ -121,18 +121,18 @@ def _dram_byte(
     right = shapes.b * shapes.n * shapes.k * shapes.weight_width
     # A filter that all images share counts once.
     lefts = np.where(shapes.shares_left > 0, 1.0, shapes.b)
-    left = lefts * shapes.m * shapes.k * shapes.width
-    operands = left + right
+    left_byte = lefts * shapes.m * shapes.k * shapes.width
+    operands = left_byte + right
     out = tile["out_byte"]
 
-    working_sets = np.array([operands, left]) + out
+    working_sets = np.array([operands, left_byte]) + out
     resident, resident_activations = (
         resident_share(working_sets, reference.l2_byte) * ~conditions.cold
     )
     streams = (shapes.linear > 0) & ~conditions.warm
     activation_share = np.where(streams, resident_activations, resident)
     weight_share = np.where(streams, 0.0, resident)
-    read = right * (1.0 - weight_share) + left * (1.0 - activation_share)
+    read = right * (1.0 - weight_share) + left_byte * (1.0 - activation_share)
     read += reread_byte(shapes.m, shapes.n, operands, resident, tile) + shapes.bias_byte
     return read, out * (1.0 - activation_share)
 

@@ -139,7 +139,7 @@ def _carry_times(
     calibrated = _apply_calibration(calibration, chip)
     assert isinstance(calibrated.learned, LayeredFactors), "a calibration has factors of its own"
     base = _carry_power(forecast_bundle(gpu), gpu, calibration, chip)
-    own = CarriedFactors(calibrated.reference, calibrated.learned.time, {})
+    carried = CarriedFactors(calibrated.reference, calibrated.learned.time, {})
     note = (
         f"times of products, attention and experts: as calibrated on the {sibling}, a card with "
         "the same processor"
@@ -147,7 +147,9 @@ def _carry_times(
     return replace(
         base,
         corrections={**base.corrections, **_carry_fitted(calibrated, chip, gpu)},
-        learned=LayeredFactors(own.reference, own.time, {}, own=own, carried=base.learned),
+        learned=LayeredFactors(
+            carried.reference, carried.time, {}, own=carried, carried=base.learned
+        ),
         assumptions=(*base.assumptions[:1], note, *base.assumptions[1:]),
     )
 
@@ -242,9 +244,9 @@ def save_bundle(bundle: Bundle, folder: Path) -> Path:
     changed = _subtract_entries(bundle_to_plain(replace(bundle, learned=None)), base)
     changed |= {"format": base["format"], "gpu": bundle.gpu}
     # which library runs what is the forecast's, which has it anew
-    own = bundle.learned.own
-    own = replace(own, reference=replace(own.reference, choice=None))
-    write_whole(folder / ARRAYS_FILE, residuals_to_bytes(own))
+    own_factors = bundle.learned.own
+    own_factors = replace(own_factors, reference=replace(own_factors.reference, choice=None))
+    write_whole(folder / ARRAYS_FILE, residuals_to_bytes(own_factors))
     text = yaml.safe_dump(changed, sort_keys=False, allow_unicode=True)
     write_whole(folder / CALIBRATION_FILE, text.encode())
     return folder / CALIBRATION_FILE
@@ -263,9 +265,15 @@ def _apply_calibration(calibration: _Calibration, gpu: Gpu) -> Bundle:
     base_entries = bundle_to_plain(replace(base, learned=None))
     merged = _merge_entries(base_entries, calibration.plain)
     bundle = plain_to_bundle(merged, CALIBRATION_FILE)
-    own = residuals_from_bytes(calibration.arrays, base.reference)
-    own = replace(own, reference=base.reference)
-    learned = LayeredFactors(own.reference, own.time, own.energy, own=own, carried=base.learned)
+    own_factors = residuals_from_bytes(calibration.arrays, base.reference)
+    own_factors = replace(own_factors, reference=base.reference)
+    learned = LayeredFactors(
+        own_factors.reference,
+        own_factors.time,
+        own_factors.energy,
+        own=own_factors,
+        carried=base.learned,
+    )
     return replace(bundle, learned=learned, reference=base.reference)
 
 

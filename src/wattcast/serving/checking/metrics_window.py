@@ -151,8 +151,8 @@ def _find_share(part: float | None, whole: float | None) -> float | None:
 
 def _mean_of(scrapes: Iterable[MetricsText], names: Sequence[str]) -> float | None:
     values = [scrape.find_mean(names) for scrape in scrapes]
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) / len(numbers) if numbers else None
 
 
 def _find_power_w(
@@ -366,13 +366,13 @@ class PrometheusClient:
 
     def ask(self, query: str) -> dict[float, float]:
         """Return the values of a query by moment; those that are no numbers are left out."""
-        asked = {
+        parameters = {
             "query": query,
             "start": self.start_s,
             "end": self.end_s,
             "step": self.step_s,
         }
-        address = f"{self.url.rstrip('/')}/api/v1/query_range?{urllib.parse.urlencode(asked)}"
+        address = f"{self.url.rstrip('/')}/api/v1/query_range?{urllib.parse.urlencode(parameters)}"
         series = self._read_series(self.fetch(address))
         values: dict[float, float] = {}
         for moment, text in series:

@@ -214,11 +214,19 @@ def find_causes(
                 changed = replace(traffic, arrivals=kind.arrivals(strength))
             figures = replica.simulate(changed, seed, kind.change(replica, strength))
             effects.append(compare_logs(figures, plain, names))
-        strength, left = fit_strength(np.array(kind.strengths), np.array(effects), seen, sigma)
-        if alone - left > LEAST_GAIN:
+        strength, chi_squared = fit_strength(
+            np.array(kind.strengths), np.array(effects), seen, sigma
+        )
+        if alone - chi_squared > LEAST_GAIN:
             amount = strength if kind.arrivals is not None else abs(strength - 1.0)
             causes.append(
-                FoundCause(kind.name, strength, kind.sentence.format(amount), left, alone - left)
+                FoundCause(
+                    kind.name,
+                    strength,
+                    kind.sentence.format(amount),
+                    chi_squared,
+                    alone - chi_squared,
+                )
             )
     return sorted(causes, key=lambda cause: cause.left)
 
@@ -247,11 +255,11 @@ def fit_strength(
     (1.1, 0.0)
     """
     places = np.linspace(0.0, len(strengths) - 1.0, STRENGTHS_BETWEEN * (len(strengths) - 1) + 1)
-    known = np.arange(len(strengths))
-    tried = np.interp(places, known, strengths)
-    columns = [np.interp(places, known, column) for column in effects.T]
+    possible = np.arange(len(strengths))
+    tried = np.interp(places, possible, strengths)
+    columns = [np.interp(places, possible, column) for column in effects.T]
     effect = np.stack(columns, axis=-1)
     variance = sigma**2 + (CHECK.response * effect) ** 2
-    left = ((seen - effect) ** 2 / variance).sum(axis=-1)
-    best = int(np.argmin(left))
-    return round(float(tried[best]), 4), float(left[best])
+    chi_squared = ((seen - effect) ** 2 / variance).sum(axis=-1)
+    best = int(np.argmin(chi_squared))
+    return round(float(tried[best]), 4), float(chi_squared[best])

@@ -170,8 +170,8 @@ def count_replicas(expected: ExpectedService, window: MetricsWindow) -> MetricsW
 
     Data-parallel engines report for themselves, and so do the engines of a replica that decode.
     """
-    each = expected.replica.dp * expected.replica.decode_engines
-    return replace(window, engines=max(round(window.engines / each), 1))
+    engines_a_replica = expected.replica.dp * expected.replica.decode_engines
+    return replace(window, engines=max(round(window.engines / engines_a_replica), 1))
 
 
 def _measure_surprise(figures: Sequence[ComparedFigure]) -> float:

@@ -130,12 +130,12 @@ def _list_formats(shared: ModelOptions) -> tuple[list[str], list[str]]:
     dtype = _ENGINE_DTYPES.get(str(shared.dtype))
     if dtype is not None:
         arguments += ["--dtype", dtype]
-    wanted = shared.quantization or (str(shared.dtype) if dtype is None else None)
-    if wanted in _MADE_WHILE_LOADING:
-        arguments += ["--quantization", _MADE_WHILE_LOADING[wanted]]
-    elif wanted not in (None, UNQUANTIZED):
+    expected = shared.quantization or (str(shared.dtype) if dtype is None else None)
+    if expected in _MADE_WHILE_LOADING:
+        arguments += ["--quantization", _MADE_WHILE_LOADING[expected]]
+    elif expected not in (None, UNQUANTIZED):
         notes.append(
-            f"--model has to name a checkpoint in {wanted}: the engine reads its format there"
+            f"--model has to name a checkpoint in {expected}: the engine reads its format there"
         )
     if shared.weights is not None:
         notes.append(

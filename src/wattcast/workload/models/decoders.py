@@ -96,8 +96,8 @@ class DecoderDims:
     def __post_init__(self) -> None:
         if self.groups and sum(group.layers for group in self.groups) != self.layers:
             layers_by_group = " + ".join(str(group.layers) for group in self.groups)
-            wanted = f"as many layers as the model's {self.layers}"
-            raise bad_value("groups", wanted, layers_by_group)
+            expected = f"as many layers as the model's {self.layers}"
+            raise bad_value("groups", expected, layers_by_group)
         mixers = [group.mixer for group in self.layer_groups]
         scans = [mixer for mixer in mixers if mixer not in ("attention", "none")]
         if scans and self.state is None:
@@ -405,9 +405,11 @@ def _query_key_value(
 
     gate: list[Tensor] = []
     if dims.attention_gate:
-        both = layers.project(run, x, 2 * width, dims.qkv_bias)
-        batch, length, _ = both.shape
-        q, gate_heads = both.view(batch, length, -1, 2 * dims.dim).split(dims.dim, dims.dim)
+        keys_and_values = layers.project(run, x, 2 * width, dims.qkv_bias)
+        batch, length, _ = keys_and_values.shape
+        q, gate_heads = keys_and_values.view(batch, length, -1, 2 * dims.dim).split(
+            dims.dim, dims.dim
+        )
         gate.append(gate_heads.reshape(batch, length, width))
     else:
         q = layers.project(run, x, width, dims.qkv_bias)

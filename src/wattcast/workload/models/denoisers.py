@@ -63,23 +63,23 @@ def trace_unet(
         text = tape.empty((run.batch, dims.text_length, dims.text_hidden), run.dtype)
         latent = tape.empty((run.batch, dims.channels, run.image, run.image), run.dtype)
         x = functional.convolve(latent, dims.widths[0], 3, bias=True)
-        kept = [x]
+        skipped = [x]
         for level, width in enumerate(dims.widths):
             with tape.scope(f"down{level}"):
                 for _ in range(dims.blocks):
                     x = _add_residual(run, x, time, width)
                     x = _attend_text(dims, run, x, text, dims.depths[level])
-                    kept.append(x)
+                    skipped.append(x)
                 if level < len(dims.widths) - 1:
                     x = functional.convolve(x, width, 3, stride=2, bias=True)
-                    kept.append(x)
+                    skipped.append(x)
         with tape.scope("middle"):
             x = _add_residual(run, x, time, x.shape[1])
             x = _add_residual(run, _attend_text(dims, run, x, text, dims.middle), time, x.shape[1])
         for level in reversed(range(len(dims.widths))):
             with tape.scope(f"up{level}"):
                 for _ in range(dims.blocks + 1):
-                    x = _add_residual(run, cat([x, kept.pop()], 1), time, dims.widths[level])
+                    x = _add_residual(run, cat([x, skipped.pop()], 1), time, dims.widths[level])
                     x = _attend_text(dims, run, x, text, dims.depths[level])
                 if level:
                     x = functional.convolve(functional.upsample(x), x.shape[1], 3, bias=True)
@@ -695,8 +695,8 @@ def _add_table(
     them.
     """
     width = signal.shape[-1]
-    both = tape.parameter(1, count, width, dtype=run.dtype) + signal
-    return [both.slice(1, at, at + 1) for at in range(count)]
+    table = tape.parameter(1, count, width, dtype=run.dtype) + signal
+    return [table.slice(1, at, at + 1) for at in range(count)]
 
 
 def _add_wide(

@@ -207,11 +207,11 @@ def _inverted_residual(
     """Convolve 1x1 to wider, 3x3 depthwise, 1x1 to narrower; add to the input where the shape
     stays.
     """
-    wanted = round(x.shape[1] * dims.expand)
+    expected = round(x.shape[1] * dims.expand)
     inner = max(
-        8, int(wanted + 4) // 8 * 8
+        8, int(expected + 4) // 8 * 8
     )  # the nearest multiple of 8, never a tenth below (as in MobileNet)
-    inner = inner + 8 if inner < 0.9 * wanted else inner
+    inner = inner + 8 if inner < 0.9 * expected else inner
     y = _conv_norm(x, inner, 1, "silu")
     y = _conv_norm(y, inner, 3, "silu", stride=stride, groups=inner)
     y = _conv_norm(y, width, 1)
@@ -353,9 +353,14 @@ def _pool_by_attention(
     probe = tape.parameter(1, 1, hidden, dtype=run.dtype).expand(batch, 1, hidden).contiguous()
     q = layers.project(run, probe, hidden, bias=True) * 1.0
     offset = tape.parameter(2 * hidden, dtype=run.dtype)
-    both = layers.project(run, x.transpose(0, 1).contiguous(), 2 * hidden) + offset
-    both = pointwise("copy", both).view(2, batch * heads, tokens, dim)  # keys, then values
-    k, v = (both.slice(0, place, place + 1).view(batch * heads, tokens, dim) for place in (0, 1))
+    keys_and_values = layers.project(run, x.transpose(0, 1).contiguous(), 2 * hidden) + offset
+    keys_and_values = pointwise("copy", keys_and_values).view(
+        2, batch * heads, tokens, dim
+    )  # keys, then values
+    k, v = (
+        keys_and_values.slice(0, place, place + 1).view(batch * heads, tokens, dim)
+        for place in (0, 1)
+    )
     weights = functional.softmax(
         functional.matmul(q.view(batch * heads, 1, dim), k.transpose(1, 2))
     )
@@ -384,13 +389,13 @@ def _compare_towers(
     # the end-of-text token is found by comparing all token numbers
     fill(tape, (run.batch,), Dtype.INT64)
     ids = pointwise("cast", tape.empty(y.shape[:2], Dtype.INT64), out_dtype=Dtype.INT32)
-    found = pointwise(
+    similarity = pointwise(
         "cast", pointwise("compare", ids, out_dtype=Dtype.BOOL), out_dtype=Dtype.INT32
     )
     write = run.batch * Dtype.INT64.byte
     tape.launch(
-        Elementwise("max", found.numel, dtype=Dtype.INT32, write=write),
-        (found,),
+        Elementwise("max", similarity.numel, dtype=Dtype.INT32, write=write),
+        (similarity,),
         (run.batch,),
         Dtype.INT64,
     )

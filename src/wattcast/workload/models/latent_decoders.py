@@ -222,10 +222,10 @@ def _rotate_pairs(
     pairs = x.view(*x.shape[:-1], x.shape[-1] // 2, 2)
     even = pairs.select(-1)
     odd = pairs.select(-1)
-    left = even * cos
+    rotated_left = even * cos
     right = odd * sin
-    first = pointwise("sub", left, right)
-    first = first.with_gradient(lambda g: (g, pointwise("neg", g)), left, right)
+    first = pointwise("sub", rotated_left, right)
+    first = first.with_gradient(lambda g: (g, pointwise("neg", g)), rotated_left, right)
     second = odd * cos + even * sin
     return cat([first, second], -1)
 

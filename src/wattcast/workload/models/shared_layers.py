@@ -290,8 +290,8 @@ def gated_feed_forward(
     width = width // run.tp
     x = functional.enter_parallel(x, run.tp)
     if run.engine:
-        both = project(run, x, 2 * width, bias, slices=2)
-        inner = engine_layers.gate_in_one_kernel(run, both, function)
+        gate_and_value = project(run, x, 2 * width, bias, slices=2)
+        inner = engine_layers.gate_in_one_kernel(run, gate_and_value, function)
     elif merged:
         gate, up = project(run, x, 2 * width, bias).split(width, width)
         inner = up * activate(function, gate)

@@ -150,8 +150,8 @@ def _check_calls(block: Block, where: str) -> None:
     forms = block.ops.stack_forms() if isinstance(block.ops, OperatorColumns) else block.ops
     most = max((int(np.max(op.count)) for op in forms), default=1)
     if most * block.repeat > MOST_CALLS:
-        wanted = f"at most {MOST_CALLS:,} calls of an operator"
-        raise bad_value(where, wanted, f"{most} x {block.repeat}")
+        expected = f"at most {MOST_CALLS:,} calls of an operator"
+        raise bad_value(where, expected, f"{most} x {block.repeat}")
 
 
 class _SizesFile(msgspec.Struct, forbid_unknown_fields=True):

@@ -189,8 +189,8 @@ def _map_checked(call: _Call) -> list[Operator] | None:
     try:
         return _map_node(call)
     except (ArithmeticError, AttributeError, IndexError, TypeError, ValueError) as error:
-        wanted = f"inputs and attributes of {call.kind}"
-        raise bad_value(call.place, wanted, clip_text(error, 120)) from None
+        expected = f"inputs and attributes of {call.kind}"
+        raise bad_value(call.place, expected, clip_text(error, 120)) from None
 
 
 def _map_node(call: _Call) -> list[Operator] | None:
@@ -245,10 +245,10 @@ def _list_arguments(call: _Call, name: str) -> tuple[Any, ...]:
     if name == "native_layer_norm":
         return x, list(x.shape[axis % len(x.shape) :])
     if name == "addmm":
-        left = _transpose_marked(call, x, "transA")
+        left_operand = _transpose_marked(call, x, "transA")
         right = _transpose_marked(call, further[0], "transB")
         biases = [make_tensor(right.shape[-1:], right.dtype) for _ in further[1:]]
-        return (*biases, left, right)
+        return (*biases, left_operand, right)
     if name == "mm":
         return _fold_product(x, further[0], call.out)
     if name == "convolution":

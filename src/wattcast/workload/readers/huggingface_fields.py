@@ -162,11 +162,11 @@ class ConfigFields:
         if value is None and default:
             value = default if kind is str else decode_json(default.encode(), kind, name)
 
-        is_valid, wanted = _CHECKS.get(kind, _SIZE_LIST_CHECK)
+        is_valid, expected = _CHECKS.get(kind, _SIZE_LIST_CHECK)
         valid = is_valid(value)
         if kind is int and is_optional:
             valid = valid or (value == 0 and type(value) is int)
-        self.check(name, "none" if value is None else value, valid, wanted)
+        self.check(name, "none" if value is None else value, valid, expected)
         return _ACTIVATIONS[value] if kind is str else value
 
 

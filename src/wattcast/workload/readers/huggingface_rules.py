@@ -115,8 +115,8 @@ def _read_nemotron_pattern(fields: ConfigFields) -> dict[str, Any]:
     words = fields.get("layers_block_type", spelled_out)
     valid = isinstance(words, list) and len(words) > 0
     valid = valid and all(word in _NEMOTRON_LAYERS for word in words)
-    wanted = "letters M, * and - (experts without a gate, E, are not known), one a layer"
-    fields.check("hybrid_override_pattern", pattern or words, valid, wanted)
+    expected = "letters M, * and - (experts without a gate, E, are not known), one a layer"
+    fields.check("hybrid_override_pattern", pattern or words, valid, expected)
     groups = count_alike([_NEMOTRON_LAYERS[word] for word in words])
     return {"layers": len(words), "groups": groups}
 

@@ -53,8 +53,8 @@ def load_workload(workload: Workload, options: ModelOptions) -> Graph:
         return build_graph(model, options)
     graph = _read_operators(path, data)
     if options != ModelOptions():
-        wanted = "no model options beside a list of operators"
-        raise bad_value(path.name, wanted, "some", "The list states its own sizes.")
+        expected = "no model options beside a list of operators"
+        raise bad_value(path.name, expected, "some", "The list states its own sizes.")
     return graph
 
 
@@ -81,9 +81,9 @@ def capture_workload(
 ) -> Graph:
     """Capture a module; of the options only the phase has a meaning, and only that of training."""
     if not callable(module) or inputs is None:
-        wanted = "a torch.nn.Module with inputs=..., or a model's name, file or Graph without"
+        expected = "a torch.nn.Module with inputs=..., or a model's name, file or Graph without"
         with_inputs = "without" if inputs is None else "with"
-        raise bad_value("workload", wanted, f"{type(module).__name__} {with_inputs} inputs")
+        raise bad_value("workload", expected, f"{type(module).__name__} {with_inputs} inputs")
     phase = options.get("phase")
     has_others = {**options, "phase": "train"} != {"phase": "train"}
     if has_others or phase not in (None, "forward", "train"):

@@ -85,9 +85,9 @@ def _infer_shape(
 
 
 def _product_shape(args: _Arguments, tensors: _Tensors) -> Shape:
-    left = tensors[-2]
+    left_shape = tensors[-2]
     right = tensors[-1]
-    return (*left.shape[:-1], right.shape[-1])
+    return (*left_shape.shape[:-1], right.shape[-1])
 
 
 def _concatenation_shape(args: _Arguments, tensors: _Tensors) -> Shape:

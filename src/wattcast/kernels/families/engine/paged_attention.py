@@ -427,8 +427,8 @@ def _score_cycles(
     if not library.turns_values:
         return cycles
     is_wide = head_dim > _WIDEST_HEAD_IN_REGISTERS
-    each = ENGINE_ATTENTION.wide_turn_cycles if is_wide else ENGINE_ATTENTION.turn_cycles
-    return cycles + each * tile.keys * head_dim
+    turn_cycles = ENGINE_ATTENTION.wide_turn_cycles if is_wide else ENGINE_ATTENTION.turn_cycles
+    return cycles + turn_cycles * tile.keys * head_dim
 
 
 def _loaded_keys(
