@@ -28,7 +28,7 @@ import numpy as np
 
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.row_tables import database_folder
-from wattcast.lab.counter_models.profiler_counters import make_table_lines
+from wattcast.lab.counter_models.microbench_lines import make_table_lines
 from wattcast.lab.counter_models.two_rails import (
     RailsDesign,
     leaning_errors,

@@ -15,7 +15,11 @@ import numpy as np
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.row_journals import read_lines
 from wattcast.core.row_tables import database_folder
-from wattcast.lab.counter_models.profiler_counters import OTHER_CARD, RESULT_FILES, moves_frames
+from wattcast.lab.counter_models.microbench_lines import (
+    OTHER_CARD,
+    RESULT_FILES,
+    moves_frames,
+)
 from wattcast.lab.counter_models.two_rails import (
     RailsDesign,
     RailsFit,

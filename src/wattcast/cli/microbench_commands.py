@@ -63,7 +63,7 @@ def microbench(
     results, chip, place = _find_results(show, gpu)
     if table is None:
         return _show_results(results, chip, place, write)
-    from wattcast.lab.counter_models.profiler_counters import make_table_lines
+    from wattcast.lab.counter_models.microbench_lines import make_table_lines
 
     lines = make_table_lines(place, chip.name)
     names = list(dict.fromkeys(name for line in lines for name in line))

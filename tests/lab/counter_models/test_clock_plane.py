@@ -16,7 +16,7 @@ from wattcast.core.row_journals import read_lines
 from wattcast.core.row_tables import database_folder
 from wattcast.lab.counter_models import counter_table
 from wattcast.lab.counter_models.counter_fit import CounterFitOptions, fit_counters
-from wattcast.lab.counter_models.profiler_counters import make_table_lines
+from wattcast.lab.counter_models.microbench_lines import make_table_lines
 from wattcast.lab.counter_models.rail_terms import CounterModelKind
 
 CLOCKS = {1980: 1.0, 1500: 0.85, 1000: 0.75}  # MHz, made-up relative voltage

@@ -10,8 +10,8 @@ from made_tables import made_table
 from test_two_rails import two_rail_table
 
 from wattcast.core.errors import BadInput
+from wattcast.lab.counter_models.counter_design import design_counters
 from wattcast.lab.counter_models.counter_table import CounterPredictor, CounterTable
-from wattcast.lab.counter_models.two_rails import design_counters
 
 
 def with_idle_talk(table: CounterTable) -> CounterTable:

@@ -18,7 +18,7 @@ from stand_in_machine import disassembled
 
 from wattcast import hardware
 from wattcast.core.row_journals import read_lines
-from wattcast.lab.counter_models.profiler_counters import OTHER_CARD
+from wattcast.lab.counter_models.microbench_lines import OTHER_CARD
 from wattcast.lab.microbench.arithmetic_units import register_unit
 from wattcast.lab.microbench.benchmark_suite import find_benchmarks
 from wattcast.lab.microbench.microbench_results import (

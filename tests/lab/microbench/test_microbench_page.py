@@ -14,7 +14,7 @@ import pytest
 from wattcast import hardware
 from wattcast.core.errors import BadInput
 from wattcast.core.row_journals import read_lines
-from wattcast.lab.counter_models.profiler_counters import OTHER_CARD
+from wattcast.lab.counter_models.microbench_lines import OTHER_CARD
 from wattcast.lab.microbench import microbench_page as study
 from wattcast.lab.microbench.benchmark_suite import list_benchmarks
 from wattcast.lab.microbench.microbench_results import (

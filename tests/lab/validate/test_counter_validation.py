@@ -22,11 +22,8 @@ from wattcast.core.row_journals import read_lines
 from wattcast.core.row_tables import database_folder
 from wattcast.lab.counter_models import two_rails
 from wattcast.lab.counter_models.counter_figures import make_rails_figures
-from wattcast.lab.counter_models.profiler_counters import (
-    compute_ncu_events,
-    list_ncu_metrics,
-    make_table_lines,
-)
+from wattcast.lab.counter_models.microbench_lines import make_table_lines
+from wattcast.lab.counter_models.profiler_counters import compute_ncu_events, list_ncu_metrics
 from wattcast.lab.counter_models.two_rails import RailsFit, shipped_fit
 from wattcast.lab.microbench.benchmark_suite import list_benchmarks
 from wattcast.lab.paper_figures.multimedia_figures import RAIL_PARTS, make_figures, table_activity

@@ -30,7 +30,7 @@ from wattcast.lab.counter_models.counter_table import (
 from wattcast.lab.counter_models.gpmtool_files import MHZ, check_shares
 from wattcast.lab.counter_models.launch_power import query_nsys
 from wattcast.lab.counter_models.rail_terms import ACTIVE_CYCLE
-from wattcast.measure.power_log_forms import read_dcgm_rounds
+from wattcast.measure.power_log_forms import Rounds, read_dcgm_rounds
 from wattcast.power.activity import Activity, ActivitySource
 
 STRETCH = 10  # rounds of a DCGM log that are held out together
@@ -95,9 +95,7 @@ class _DcgmSamples:
 
 def _read_dcgm_samples(path: Path, *, needs_power: bool) -> _DcgmSamples:
     """Read the samples of a log that have a number in every column."""
-    text = read_bytes(path).decode("utf-8", "replace")
-    lines = [line for line in text.splitlines() if line.strip()]
-    rounds = read_dcgm_rounds(lines, {row["field"]: row["column"] for row in _read_map()})
+    rounds = _read_rounds(path)
     columns = _list_columns(rounds)
     units = [row for row in _read_map() if row["event"] and row["column"] in columns]
     unit_columns = [unit["column"] for unit in units]
@@ -130,8 +128,16 @@ def _read_dcgm_samples(path: Path, *, needs_power: bool) -> _DcgmSamples:
     )
 
 
+def _read_rounds(path: Path) -> Rounds:
+    """Read the columns of each GPU in each round of a log."""
+    text = read_bytes(path).decode("utf-8", "replace")
+    lines = [line for line in text.splitlines() if line.strip()]
+    column_of_field = {row["field"]: row["column"] for row in _read_map()}
+    return read_dcgm_rounds(lines, column_of_field)
+
+
 def _collect_cells(
-    rounds: Sequence[Mapping[str, Mapping[str, float]]],
+    rounds: Rounds,
     columns: Sequence[str],
 ) -> tuple[list[_SampleLabel], Array]:
     """Return the label of each sample of a log and its columns, NaN where it lacks one."""
@@ -144,7 +150,7 @@ def _collect_cells(
     return labels, np.array(cells)
 
 
-def _list_columns(rounds: Sequence[Mapping[str, Mapping[str, float]]]) -> set[str]:
+def _list_columns(rounds: Rounds) -> set[str]:
     """Return every column that some round of a log has for some GPU."""
     columns: set[str] = set()
     for values_by_gpu in rounds:

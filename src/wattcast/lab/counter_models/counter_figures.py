@@ -16,7 +16,7 @@ from wattcast.core.arrays import Array
 from wattcast.lab.counter_models.counter_fit import CounterFit, main_model_kind
 from wattcast.lab.counter_models.fit_diagnostics import FittedCost
 from wattcast.lab.counter_models.launch_power import PowerEstimate
-from wattcast.lab.counter_models.model_selection import average_error_plane
+from wattcast.lab.counter_models.model_selection import TermsFit, average_error_plane
 from wattcast.lab.counter_models.rail_terms import CounterModelKind
 from wattcast.lab.counter_models.two_rails import RailsFit
 from wattcast.power.activity import known_events
@@ -30,7 +30,9 @@ from wattcast.report.figure_style import (
 )
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
 SHOWN_MODELS = (CounterModelKind.RATE, CounterModelKind.ALPHA_C, CounterModelKind.HYBRID)
 MODEL_TITLES = {
@@ -56,10 +58,9 @@ PART_CYCLE = (
 def make_counter_figures(result: CounterFit) -> dict[str, FigureMaker]:
     """Return a maker of every figure that a fit can show, by file name."""
     figures: dict[str, FigureMaker] = {"costs": partial(draw_event_costs, result)}
-    if (
-        np.unique(result.table.clock_hz).size > 1
-        and np.unique(result.table.memory_clock_hz).size > 1
-    ):
+    core_clocks = np.unique(result.table.clock_hz).size
+    memory_clocks = np.unique(result.table.memory_clock_hz).size
+    if core_clocks > 1 and memory_clocks > 1:
         figures["error_planes"] = partial(draw_error_planes, result)
     if any(rail.clock_hz.size > 1 for rail in result.rails):
         figures["voltages"] = partial(draw_rail_voltages, result)
@@ -75,36 +76,19 @@ def draw_error_planes(result: CounterFit) -> Figure:
     models = [model for model in SHOWN_MODELS if model in result.kinds]
     figure = figure_style.new_figure(4.4 * len(models), 4.6)
     axes = figure.subplots(1, len(models), squeeze=False, sharey=True)[0]
-    held_w = [result.kinds[model].held_out["benchmark"].predicted_w for model in models]
-    planes = [average_error_plane(result.table, predicted_w) for predicted_w in held_w]
-    reach = max(float(np.nanmax(plane)) for _, _, plane in planes)
-    for at, model, (core_hz, memory_hz, plane) in zip(axes, models, planes, strict=True):
-        # clocks are in equal steps, since they are uneven
-        image = at.imshow(
-            plane,
-            cmap="YlOrBr",
-            vmin=0.0,
-            vmax=reach,
-            aspect="auto",
-            origin="lower",
-        )
-        for (i, j), value in np.ndenumerate(plane):
-            if np.isfinite(value):
-                ink = "white" if value > 0.7 * reach else "black"
-                at.text(
-                    j,
-                    i,
-                    f"{value:.1f}",
-                    ha="center",
-                    va="center",
-                    color=ink,
-                )
-        at.set_xticks(range(memory_hz.size), [f"{f / 1e6:.0f}" for f in memory_hz])
-        at.set_yticks(range(core_hz.size), [f"{f / 1e6:.0f}" for f in core_hz])
-        at.set_xlabel("Memory clock (MHz)")
-        at.set_title(
-            f"{MODEL_TITLES[model]}: {np.nanmean(plane):.1f} %, {np.nanmax(plane):.0f} % worst"
-        )
+    planes = []
+    for model in models:
+        held_out = result.kinds[model].held_out["benchmark"]
+        planes.append(average_error_plane(result.table, held_out.predicted_w))
+    largest = max(float(np.nanmax(error)) for _, _, error in planes)
+    for ax, model, (core_hz, memory_hz, error) in zip(axes, models, planes, strict=True):
+        image = _draw_error_plane(ax, error, largest)
+        ax.set_xticks(range(memory_hz.size), [f"{hz / 1e6:.0f}" for hz in memory_hz])
+        ax.set_yticks(range(core_hz.size), [f"{hz / 1e6:.0f}" for hz in core_hz])
+        ax.set_xlabel("Memory clock (MHz)")
+        mean = np.nanmean(error)
+        worst = np.nanmax(error)
+        ax.set_title(f"{MODEL_TITLES[model]}: {mean:.1f} %, {worst:.0f} % worst")
     axes[0].set_ylabel("Core clock (MHz)")
     figure.colorbar(
         image,
@@ -117,6 +101,29 @@ def draw_error_planes(result: CounterFit) -> Figure:
     )
 
 
+def _draw_error_plane(ax: Axes, error: Array, largest: float) -> AxesImage:
+    """Draw errors as colours and numbers; clocks are in equal steps, since they are uneven."""
+    image = ax.imshow(
+        error,
+        cmap="YlOrBr",
+        vmin=0.0,
+        vmax=largest,
+        aspect="auto",
+        origin="lower",
+    )
+    for (row, column), value in np.ndenumerate(error):
+        if np.isfinite(value):
+            ax.text(
+                column,
+                row,
+                f"{value:.1f}",
+                ha="center",
+                va="center",
+                color="white" if value > 0.7 * largest else "black",
+            )
+    return image
+
+
 def draw_launch_power(
     estimate: PowerEstimate,
     measured: tuple[Array, Array] | None = None,
@@ -127,32 +134,21 @@ def draw_launch_power(
     Time in which a kernel without counters ran stays white. ``measured`` is seconds and watts.
     """
     figure, axes = new_axes(9.0, 4.2)
-    edges = (
-        np.append(estimate.start_s, estimate.start_s[-1] + estimate.activity.duration_s[-1]) * 1e3
-    )
+    end_s = estimate.start_s[-1] + estimate.activity.duration_s[-1]
+    edges_ms = 1e3 * np.append(estimate.start_s, end_s)
     counted = np.where(estimate.counted > 0, 1.0, np.nan)
-    stacked = np.zeros(estimate.start_s.size)
-    parts = estimate.power.parts
-    part_w = estimate.power.part_w
-    energy_j = (part_w * estimate.activity.duration_s[:, np.newaxis]).sum(axis=0)
-    order = sorted(
-        range(len(parts)), key=lambda i: (parts[i] in known_events(), -energy_j[i])
-    )  # static ones first
-    largest = sorted(order, key=lambda i: -energy_j[i])[:most]
-    rows = [(parts[i], part_w[:, i]) for i in order if i in largest]
-    if smaller := [i for i in order if i not in largest]:
-        rows.append(("others", part_w[:, smaller].sum(axis=1)))
-    for index, (name, part_w) in enumerate(rows):
-        top = stacked + part_w
+    stacked_w = np.zeros(estimate.start_s.size)
+    for index, (name, part_w) in enumerate(_choose_parts(estimate, most)):
+        top_w = stacked_w + part_w
         axes.stairs(
-            top * counted,
-            edges,
-            baseline=stacked * counted,
+            top_w * counted,
+            edges_ms,
+            baseline=stacked_w * counted,
             fill=True,
             color=_choose_colour(index),
             label=name,
         )
-        stacked = top
+        stacked_w = top_w
     if measured is not None:
         axes.plot(
             measured[0] * 1e3,
@@ -174,6 +170,21 @@ def draw_launch_power(
     )
 
 
+def _choose_parts(estimate: PowerEstimate, most: int) -> list[tuple[str, Array]]:
+    """Return the parts of most energy with their watts, static ones first; the others as one."""
+    parts = estimate.power.parts
+    part_w = estimate.power.part_w
+    energy_j = (part_w * estimate.activity.duration_s[:, np.newaxis]).sum(axis=0)
+    is_event = np.array([part in known_events() for part in parts])
+    order = np.lexsort((-energy_j, is_event)).tolist()
+    largest = sorted(order, key=lambda place: -energy_j[place])[:most]
+    chosen = [(parts[place], part_w[:, place]) for place in order if place in largest]
+    smaller = [place for place in order if place not in largest]
+    if smaller:
+        chosen.append(("others", part_w[:, smaller].sum(axis=1)))
+    return chosen
+
+
 def draw_event_costs(result: CounterFit) -> Figure:
     """Draw the watts of each cost at its largest measured value, with the 95 % interval (paper
     figure 12).
@@ -185,20 +196,21 @@ def draw_event_costs(result: CounterFit) -> Figure:
 
 def _draw_costs(rows: Sequence[FittedCost], caption: str) -> Figure:
     figure, axes = new_axes(7.5, 0.7 + 0.3 * len(rows))
-    scale = np.array([c.largest_w / c.value if c.value else 0.0 for c in rows])
-    value = np.array([c.largest_w for c in rows])
-    low = value - scale * [c.low for c in rows]
-    high = scale * [c.high for c in rows] - value
-    axes.barh(range(len(rows)), value, color=PREDICTED, height=0.7)
+    places = range(len(rows))
+    largest_w = np.array([cost.largest_w for cost in rows])
+    occurrence = np.array([cost.largest_w / cost.value if cost.value else 0.0 for cost in rows])
+    below_w = largest_w - occurrence * [cost.low for cost in rows]
+    above_w = occurrence * [cost.high for cost in rows] - largest_w
+    axes.barh(places, largest_w, color=PREDICTED, height=0.7)
     axes.errorbar(
-        value,
-        range(len(rows)),
-        xerr=np.maximum([low, high], 0.0),
+        largest_w,
+        places,
+        xerr=np.maximum([below_w, above_w], 0.0),
         fmt="none",
         ecolor=MEASURED,
         capsize=2,
     )
-    axes.set_yticks(range(len(rows)), [c.name for c in rows])
+    axes.set_yticks(places, [cost.name for cost in rows])
     axes.invert_yaxis()
     axes.set_xlabel("Power at the largest value measured, relative voltage 1 (W)")
     axes.axvline(0.0, color=MEASURED, linewidth=0.8)
@@ -210,39 +222,39 @@ def draw_rail_voltages(result: CounterFit) -> Figure:
     rails = [rail for rail in result.rails if rail.clock_hz.size > 1]
     figure = figure_style.new_figure(4.8 * len(rails), 3.8)
     axes = figure.subplots(1, len(rails), squeeze=False)[0]
-    for at, rail in zip(axes, rails, strict=True):
-        clock = rail.clock_hz / 1e6
-        one = "one curve for all memory clocks" if rail.rail == "core" else "inferred"
-        at.errorbar(
-            clock,
+    for ax, rail in zip(axes, rails, strict=True):
+        ax.errorbar(
+            rail.clock_hz / 1e6,
             rail.relative,
             yerr=rail.standard_error,
             color=PREDICTED,
             capsize=2,
-            label=one,
+            label="one curve for all memory clocks" if rail.rail == "core" else "inferred",
         )
-        main = main_model_kind(result).fit
-        curve, _ = main.how.curves(main.inferred.theta)
-        for index, hz in (
-            enumerate(main.how.memory.hz)
-            if rail.rail == "core" and curve.floor_clock_hz.size
-            else ()
-        ):
-            level = curve.level_at(main.how.core.hz, float(hz))
-            label = f"memory {hz / 1e6:.0f} MHz"
-            at.plot(
-                main.how.core.hz / 1e6,
-                level,
-                "--",
-                lw=1,
-                color=_choose_colour(index + 1),
-                label=label,
-            )
-        at.set_title(f"{rail.rail} rail" + ("" if rail.identifiable else ": not identifiable"))
-        at.set_xlabel("Clock (MHz)")
-        at.legend(frameon=False)
+        if rail.rail == "core":
+            _draw_floored_voltages(ax, main_model_kind(result).fit)
+        ax.set_title(f"{rail.rail} rail" + ("" if rail.identifiable else ": not identifiable"))
+        ax.set_xlabel("Clock (MHz)")
+        ax.legend(frameon=False)
     axes[0].set_ylabel("Relative voltage")
     return add_caption(figure, f"{result.table.name}; bars one standard error")
+
+
+def _draw_floored_voltages(ax: Axes, fit: TermsFit) -> None:
+    """Draw the core voltage at each memory clock, where that sets a floor to it."""
+    curve, _ = fit.how.curves(fit.inferred.theta)
+    if not curve.floor_clock_hz.size:
+        return
+    core_hz = fit.how.core.hz
+    for index, memory_hz in enumerate(fit.how.memory.hz.tolist()):
+        ax.plot(
+            core_hz / 1e6,
+            curve.level_at(core_hz, memory_hz),
+            "--",
+            lw=1,
+            color=_choose_colour(index + 1),
+            label=f"memory {memory_hz / 1e6:.0f} MHz",
+        )
 
 
 def draw_training_clocks(result: CounterFit) -> Figure:
@@ -277,13 +289,12 @@ def make_rails_figures(fit: RailsFit, device: str = "") -> dict[str, FigureMaker
     """Return a maker of every figure that a fit can show, by file name; ``device`` is named in the
     captions.
     """
-    shown = [c for c in fit.coefficients if c.value > 0]
-    source = describe_source(fit, device)
-    figures: dict[str, FigureMaker] = {
+    costs = [cost for cost in fit.coefficients if cost.value > 0]
+    caption = f"{describe_source(fit, device)}; bars 95 %"
+    return {
         "counters-rails-errors": partial(draw_rails_errors, fit, device),
-        "counters-rails-costs": partial(_draw_costs, shown, f"{source}; bars 95 %"),
+        "counters-rails-costs": partial(_draw_costs, costs, caption),
     }
-    return figures
 
 
 def draw_rails_errors(fit: RailsFit, device: str = "") -> Figure:
@@ -296,12 +307,11 @@ def draw_rails_errors(fit: RailsFit, device: str = "") -> Figure:
     axes.fill_between(
         [0.0, top_w], [0.0, 0.9 * top_w], [0.0, 1.1 * top_w], color="#DDDDDD", label="within 10 %"
     )
-    held_out = (fit.train, PREDICTED)
-    unseen = (fit.test, figure_style.SERIES_COLOURS[1])
-    for rows, colour, name in (
-        (*held_out, "microbenchmarks, held out"),
-        (*unseen, "never trained on"),
-    ):
+    sets = {
+        "microbenchmarks, held out": (fit.train, PREDICTED),
+        "never trained on": (fit.test, figure_style.SERIES_COLOURS[1]),
+    }
+    for name, (rows, colour) in sets.items():
         if rows.any():
             label = f"{name}: {fit.error_percent(rows, held_out=True):.1f} %"
             axes.plot(

@@ -5,6 +5,7 @@ once when it is made."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import (
     dataclass,
@@ -46,13 +47,11 @@ if TYPE_CHECKING:
 LabelCodes: TypeAlias = npt.NDArray[np.int64]
 
 RAILS = ("core", "memory", "host")  # the last has no clock of its own
-LARGEST_SPREAD = (
-    1000.0  # a column of watts or hertz with a larger ratio of largest to smallest mixes units
-)
+# a column of watts or hertz with a larger ratio of largest to smallest mixes units
+LARGEST_SPREAD = 1000.0
 COUNTER_WIDTHS = (2.0**32, 2.0**31, 2.0**40, 2.0**48)  # widths at which hardware counters wrap
-SAME_LENGTH = (
-    1.05  # ratio of the longest to the shortest row up to which rows are windows of one length
-)
+# ratio of the longest to the shortest row up to which rows are windows of one length
+SAME_LENGTH = 1.05
 LEAST_POWER_W = 0.1
 MOST_POWER_W = 5000.0
 
@@ -74,11 +73,9 @@ class CounterPredictor:
     @property
     def label(self) -> str:
         """The event, and the source's own name where it differs."""
-        return (
-            f"{self.event} ({self.column})"
-            if self.column and self.column != self.event
-            else self.event
-        )
+        if not self.column or self.column == self.event:
+            return self.event
+        return f"{self.event} ({self.column})"
 
 
 @dataclass(frozen=True)
@@ -100,77 +97,80 @@ class CounterTable:
     default_hz: tuple[float, float] | None = None  # core and memory clock at which users run
     voltage_v: Mapping[str, Array] = field(default_factory=dict)  # rail -> (row,), where measured
     notes: tuple[str, ...] = ()  # assumptions made on the way in
-    scaling: Mapping[str, float] = field(
-        default_factory=dict
-    )  # those about scaled activity as numbers
-    rail_w: Mapping[str, Array] = field(
-        default_factory=dict
-    )  # rail -> (row,), where measured separately
-    left_out: Mapping[str, str] = field(
-        default_factory=dict
-    )  # benchmark -> why it is not trained on
+    # the assumptions about scaled activity as numbers
+    scaling: Mapping[str, float] = field(default_factory=dict)
+    rail_w: Mapping[str, Array] = field(default_factory=dict)  # (row,), of rails measured apart
+    # benchmark -> why it is not trained on
+    left_out: Mapping[str, str] = field(default_factory=dict)
     test: tuple[str, ...] = ()  # groups that are predicted and never trained on
     choose_on: str = ""  # group whose held-out error chooses the leaning of a two-rail fit
-    awake_per_s: float | None = (
-        None  # events of the memory rail from which on it draws a step in full
-    )
+    # events of the memory rail from which on it draws a step in full
+    awake_per_s: float | None = None
     duration_s: Array | None = None  # (row,) of what was counted, where known
 
     def __post_init__(self) -> None:
         """Refuse a table that no model should be fitted to, and name the bad rows and columns."""
+        self._check_shape()
+        self._check_power()
+        self._check_units()
+        for predictor, value in zip(self.predictors, self.occurrence.T, strict=True):
+            _check_counts(f"{self.name}: {predictor.label}", value)
+        events = Counter(predictor.event for predictor in self.predictors)
+        repeated = sorted(event for event, times in events.items() if times > 1)
+        if repeated:
+            raise bad_value(
+                self.name,
+                "each event once",
+                f"{', '.join(repeated)} twice",
+                "Sum the columns in the map.",
+            )
+
+    def _check_shape(self) -> None:
+        """Refuse columns of different lengths, and fewer rows than a fit needs."""
         rows = self.rows
         width = len(self.predictors)
-        where = self.name
         if self.occurrence.shape != (rows, width) or self.benchmark.shape != (rows,):
-            raise bad_value(where, f"{rows} rows of {width} counters", f"{self.occurrence.shape}")
+            expectation = f"{rows} rows of {width} counters"
+            raise bad_value(self.name, expectation, f"{self.occurrence.shape}")
         if rows < width + 2:
             expectation = f"at least {width + 2} rows for {width} counters"
-            raise bad_value(where, expectation, f"{rows} rows", "Measure more, or map fewer.")
-        bad = np.flatnonzero(~(np.isfinite(self.power_w) & (self.power_w > 0)))
-        if bad.size:
-            watts = float(self.power_w[bad[0]])
+            raise bad_value(self.name, expectation, f"{rows} rows", "Measure more, or map fewer.")
+
+    def _check_power(self) -> None:
+        """Refuse watts that are not above zero, and watts that no card draws."""
+        bad_rows = np.flatnonzero(~(np.isfinite(self.power_w) & (self.power_w > 0)))
+        if bad_rows.size:
+            row = int(bad_rows[0])
             raise bad_value(
-                f"{where}: power, row {bad[0] + 1}", "watts above zero", watts, "Remove or redo it."
+                f"{self.name}: power, row {row + 1}",
+                "watts above zero",
+                float(self.power_w[row]),
+                "Remove or redo it.",
             )
         low = float(self.power_w.min())
         high = float(self.power_w.max())
         if low < LEAST_POWER_W or high > MOST_POWER_W:
-            expectation = f"{LEAST_POWER_W} to {MOST_POWER_W:.0f} W"
-            do = "Is the column in mW or kW? Say so in the map: `unit: mW`."
-            raise bad_value(f"{where}: power", expectation, f"{low:.4g} to {high:.4g} W", do)
+            raise bad_value(
+                f"{self.name}: power",
+                f"{LEAST_POWER_W} to {MOST_POWER_W:.0f} W",
+                f"{low:.4g} to {high:.4g} W",
+                "Is the column in mW or kW? Say so in the map: `unit: mW`.",
+            )
+
+    def _check_units(self) -> None:
+        """Refuse columns of watts and clocks that mix units."""
         columns = {
             "power": self.power_w,
             "clock": self.clock_hz,
             "memory clock": self.memory_clock_hz,
         }
         for name, value in columns.items():
+            where = f"{self.name}: {name}"
             if not (np.isfinite(value).all() and (value > 0).all()):
-                raise bad_value(f"{where}: {name}", "finite numbers above zero", float(value.min()))
+                raise bad_value(where, "finite numbers above zero", float(value.min()))
             if value.max() > LARGEST_SPREAD * value.min():
-                seen = f"{value.min():.4g} to {value.max():.4g}"
-                raise bad_value(f"{where}: {name}", "one unit throughout", seen, "Units are mixed.")
-        for predictor, value in zip(self.predictors, self.occurrence.T, strict=True):
-            label = f"{where}: {predictor.label}"
-            if (bad := np.flatnonzero(~np.isfinite(value))).size:
-                raise bad_value(f"{label}, row {bad[0] + 1}", "a finite number", "none")
-            if (bad := np.flatnonzero(value < 0)).size:
-                raise bad_value(f"{label}, row {bad[0] + 1}", "zero or more", float(value.min()))
-            if value.max() == value.min():
-                do = (
-                    "A constant column says nothing: leave it out of the map, or measure "
-                    "benchmarks that vary it."
-                )
-                raise bad_value(
-                    label,
-                    "values that differ between rows",
-                    f"{value[0]:.4g} in all {value.size}",
-                    do,
-                )
-        events = [p.event for p in self.predictors]
-        if twice := sorted({event for event in events if events.count(event) > 1}):
-            raise bad_value(
-                where, "each event once", f"{', '.join(twice)} twice", "Sum the columns in the map."
-            )
+                extremes = f"{value.min():.4g} to {value.max():.4g}"
+                raise bad_value(where, "one unit throughout", extremes, "Units are mixed.")
 
     @property
     def rows(self) -> int:
@@ -202,17 +202,16 @@ class CounterTable:
         if chosen.all():
             return self
         rows = chosen[self.benchmark]
-        number = np.cumsum(chosen) - 1
+        new_number = np.cumsum(chosen) - 1
+        names = [self.benchmark_names[number] for number in np.flatnonzero(chosen).tolist()]
         return replace(
             self,
-            **{
-                name: getattr(self, name)[rows]
-                for name in ("power_w", "clock_hz", "memory_clock_hz", "occurrence")
-            },
-            benchmark=number[self.benchmark[rows]],
-            benchmark_names=tuple(
-                n for n, keep in zip(self.benchmark_names, chosen, strict=True) if keep
-            ),
+            power_w=self.power_w[rows],
+            clock_hz=self.clock_hz[rows],
+            memory_clock_hz=self.memory_clock_hz[rows],
+            occurrence=self.occurrence[rows],
+            benchmark=new_number[self.benchmark[rows]],
+            benchmark_names=tuple(names),
             group=self.group[chosen],
             voltage_v={rail: value[rows] for rail, value in self.voltage_v.items()},
             rail_w={rail: value[rows] for rail, value in self.rail_w.items()},
@@ -221,40 +220,40 @@ class CounterTable:
 
     def busy(self) -> Array:
         """Return 1 where any event of the device happened and 0 where it was idle, ``(row,)``."""
-        device_columns = [
-            i for i, predictor in enumerate(self.predictors) if predictor.rail != "host"
-        ]
-        return (self.occurrence[:, device_columns] > 0).any(axis=1).astype(float)
+        on_device = [predictor.rail != "host" for predictor in self.predictors]
+        is_device = np.array(on_device, dtype=bool)
+        return (self.occurrence[:, is_device] > 0).any(axis=1).astype(float)
 
     def full(self, rows: npt.NDArray[np.bool_] | None = None) -> Array:
         """Return the occurrence of each predictor at full use; 0 for one that never happened in
         ``rows``.
         """
-        seen = self.occurrence if rows is None else self.occurrence[rows]
-        largest = seen.max(axis=0, initial=0.0)
-        return np.array(
-            [p.full if p.full else m for p, m in zip(self.predictors, largest, strict=True)]
-        )
+        occurrence = self.occurrence if rows is None else self.occurrence[rows]
+        full = occurrence.max(axis=0, initial=0.0)
+        for column, predictor in enumerate(self.predictors):
+            if predictor.full:
+                full[column] = predictor.full
+        return np.asarray(full)
 
     def share(self, rail: str) -> Array:
         """Return the activity factor of a rail: the share of cycles in which its busiest unit
         works, ``(row,)``.
         """
-        on = [i for i, p in enumerate(self.predictors) if p.rail == rail]
-        if not on:
-            return np.zeros(self.rows)
         clock_hz = self.memory_clock_hz if rail == "memory" else self.clock_hz
-        default_hz = (self.default_hz or (1.0, 1.0))[rail == "memory"]
-        shares = []
-        for i in on:
-            predictor = self.predictors[i]
-            value = self.occurrence[:, i]
-            per_cycle = value if known_events()[predictor.event].is_mean else value / clock_hz
-            full_per_cycle = (
-                predictor.full / default_hz if predictor.full and self.default_hz else None
-            )
-            shares.append(per_cycle / (full_per_cycle or per_cycle.max()))
-        return np.asarray(np.max(shares, axis=0))
+        default_hz = None
+        if self.default_hz is not None:
+            default_hz = self.default_hz[rail == "memory"]
+        busiest = np.zeros(self.rows)
+        for predictor, occurrence in zip(self.predictors, self.occurrence.T, strict=True):
+            if predictor.rail != rail:
+                continue
+            is_mean = known_events()[predictor.event].is_mean
+            per_cycle = occurrence if is_mean else occurrence / clock_hz
+            full_per_cycle = per_cycle.max()
+            if predictor.full and default_hz:
+                full_per_cycle = predictor.full / default_hz
+            busiest = np.maximum(busiest, per_cycle / full_per_cycle)
+        return busiest
 
     def features(self) -> Array:
         """Return the use of each predictor, at the default clocks where measured, ``(benchmark,
@@ -272,6 +271,24 @@ class CounterTable:
             return np.zeros(self.rows, dtype=bool)
         core_hz, memory_hz = self.default_hz
         return np.asarray((self.clock_hz == core_hz) & (self.memory_clock_hz == memory_hz))
+
+
+def _check_counts(where: str, value: Array) -> None:
+    """Refuse a column of counts that is not finite, negative or constant."""
+    if not np.isfinite(value).all():
+        row = int(np.argmin(np.isfinite(value)))
+        raise bad_value(f"{where}, row {row + 1}", "a finite number", "none")
+    if (value < 0).any():
+        row = int(np.argmax(value < 0))
+        raise bad_value(f"{where}, row {row + 1}", "zero or more", float(value.min()))
+    if value.max() == value.min():
+        raise bad_value(
+            where,
+            "values that differ between rows",
+            f"{value[0]:.4g} in all {value.size}",
+            "A constant column says nothing: leave it out of the map, or measure "
+            "benchmarks that vary it.",
+        )
 
 
 def check_wrapped_counter(
@@ -303,9 +320,9 @@ def check_wrapped_counter(
             wrapped = np.abs(gap - width) < 0.02 * width
             if wrapped.any() and same.max() > 0.5 * width:
                 raise BadInput(
-                    f"{where}: column {column!r} wrapped: rows of {clip_text(name)!r} "
-                    f"differ by {width:.0f}, the "
-                    f"width of a counter. Read it more often, or add {width:.0f} to the low rows."
+                    f"{where}: column {column!r} wrapped: rows of {clip_text(name)!r} differ by "
+                    f"{width:.0f}, the width of a counter. Read it more often, or add "
+                    f"{width:.0f} to the low rows."
                 )
 
 
@@ -379,11 +396,6 @@ def read_counter_rates(path: Path, columns: Path) -> CounterRates:
     reader = _ColumnReader(frame, column_map, path.name)
     work = reader.read_texts(column_map.benchmark)
     clock_hz = reader.read_clock(column_map.clock, "clock")
-    occurrence = []
-    predictors = []
-    for name, event in column_map.events.items():
-        occurrence.append(reader.read_event(name, event, clock_hz, work))
-        predictors.append(_make_predictor(name, event))
     power_w = None
     if column_map.power.column in frame.columns:
         power_w = reader.read_quantity(column_map.power, "W", "power")
@@ -395,10 +407,15 @@ def read_counter_rates(path: Path, columns: Path) -> CounterRates:
         clock_hz=clock_hz,
         memory_clock_hz=reader.read_clock(column_map.memory_clock, "memory_clock"),
         duration_s=duration_s,
-        occurrence=np.stack(occurrence, axis=1),
-        predictors=tuple(predictors),
+        occurrence=reader.read_events(clock_hz, work),
+        predictors=_list_predictors(column_map),
         power_w=power_w,
     )
+
+
+def _list_predictors(columns: ColumnMap) -> tuple[CounterPredictor, ...]:
+    """Return the predictor of each event of a map, in its order."""
+    return tuple(_make_predictor(name, event) for name, event in columns.events.items())
 
 
 def _make_predictor(name: str, event: _EventColumns) -> CounterPredictor:
@@ -452,55 +469,48 @@ def build_counter_table(
     work = reader.read_texts(columns.benchmark)
     clock_hz = reader.read_clock(columns.clock, "clock")
     memory_clock_hz = reader.read_clock(columns.memory_clock, "memory_clock")
-    occurrence = [
-        reader.read_event(name, event, clock_hz, work) for name, event in columns.events.items()
-    ]
-    predictors = [_make_predictor(name, event) for name, event in columns.events.items()]
     names, benchmark = index_distinct(work)
-    groups = list(names)
-    if (group_column := columns.group) is not None:
-        label = dict(zip(work, reader.read_texts(group_column.column), strict=True))
-        groups = [label[name] for name in names]
-        if group_column.before:
-            groups = [text.rpartition(group_column.before)[0] or text for text in groups]
-    group_names, group = index_distinct(groups)
-    default_hz = None
-    if (clocks := columns.default) is not None:
-        here = f"{where}: default"
-        default_hz = (
-            units.parse(clocks.clock, "Hz", here),
-            units.parse(clocks.memory_clock, "Hz", here),
-        )
+    group_names, group = index_distinct(reader.read_groups(work, names))
+    left_out = {}
+    for name, reason in columns.left_out.items():
+        left_out[name] = reason if name in names else "it is not in the table"
+    awake_per_s = None
+    if columns.awake:
+        awake_per_s = units.parse(columns.awake, "byte/s", f"{where}: awake")
     return CounterTable(
         name=where,
         power_w=reader.read_quantity(columns.power, "W", "power"),
         clock_hz=clock_hz,
         memory_clock_hz=memory_clock_hz,
-        occurrence=np.stack(occurrence, axis=1),
-        predictors=tuple(predictors),
+        occurrence=reader.read_events(clock_hz, work),
+        predictors=_list_predictors(columns),
         benchmark=benchmark,
         benchmark_names=tuple(names),
         group=group,
         group_names=tuple(group_names),
-        default_hz=default_hz,
-        voltage_v={
-            rail: reader.read_quantity(m, "V", f"voltage.{rail}")
-            for rail, m in columns.voltage.items()
-        },
-        rail_w={
-            rail: reader.read_quantity(m, "W", f"rails.{rail}") for rail, m in columns.rails.items()
-        },
-        left_out={
-            n: why if n in names else "it is not in the table"
-            for n, why in columns.left_out.items()
-        },
+        default_hz=_parse_default_clocks(columns.default, where),
+        voltage_v=reader.read_rails(columns.voltage, "V", "voltage"),
+        rail_w=reader.read_rails(columns.rails, "W", "rails"),
+        left_out=left_out,
         test=tuple(columns.test),
         choose_on=columns.choose_on,
-        awake_per_s=units.parse(columns.awake, "byte/s", f"{where}: awake")
-        if columns.awake
-        else None,
+        awake_per_s=awake_per_s,
         duration_s=reader.read_duration_s(clock_hz, "all") if columns.duration else None,
         notes=("Activity was counted at every row's own clocks; nothing is scaled.",),
+    )
+
+
+def _parse_default_clocks(
+    clocks: _DefaultClocks | None,
+    where: str,
+) -> tuple[float, float] | None:
+    """Return the core and memory clock at which users run, where the map says."""
+    if clocks is None:
+        return None
+    place = f"{where}: default"
+    return (
+        units.parse(clocks.clock, "Hz", place),
+        units.parse(clocks.memory_clock, "Hz", place),
     )
 
 
@@ -510,6 +520,36 @@ class _ColumnReader(NamedTuple):
     frame: pl.DataFrame
     map: ColumnMap
     where: str
+
+    def read_groups(self, work: Sequence[str], names: Sequence[str]) -> list[str]:
+        """Return the group of each benchmark: its own name where the map has no groups."""
+        column = self.map.group
+        if column is None:
+            return list(names)
+        group_of_work = dict(zip(work, self.read_texts(column.column), strict=True))
+        groups = [group_of_work[name] for name in names]
+        if column.before:
+            groups = [text.rpartition(column.before)[0] or text for text in groups]
+        return groups
+
+    def read_rails(
+        self,
+        columns: Mapping[str, _MeasuredColumn],
+        unit: str,
+        path: str,
+    ) -> dict[str, Array]:
+        """Return the measured quantity of each rail that the map names."""
+        return {
+            rail: self.read_quantity(measured, unit, f"{path}.{rail}")
+            for rail, measured in columns.items()
+        }
+
+    def read_events(self, clock_hz: Array, work: Sequence[str]) -> Array:
+        """Return the occurrences of every event, ``(row, event)``."""
+        columns = [
+            self.read_event(name, event, clock_hz, work) for name, event in self.map.events.items()
+        ]
+        return np.stack(columns, axis=1)
 
     def read_event(
         self,
@@ -527,9 +567,8 @@ class _ColumnReader(NamedTuple):
         counted = not (known_events()[name].is_mean or event.rate)
         if counted and self.map.duration is not None and len(set(work)) > 1:
             lasted = self.read_numbers(self.map.duration.column)
-            windows = bool(
-                lasted.max() <= SAME_LENGTH * lasted.min()
-            )  # rows are samples and no whole runs
+            # rows are samples and no whole runs
+            windows = bool(lasted.max() <= SAME_LENGTH * lasted.min())
         for source, factor in zip(sources, factors, strict=True):
             value = self.read_numbers(source)
             if counted:
@@ -570,14 +609,10 @@ class _ColumnReader(NamedTuple):
         everywhere.
         """
         if measured is None:
-            if (
-                self.map.duration is not None
-                and self.map.duration.unit == "cycle"
-                and name == "clock"
-            ):
-                raise bad_value(
-                    f"{self.where}: clock", "the core clock, to turn cycles into seconds", "none"
-                )
+            lasts_cycles = self.map.duration is not None and self.map.duration.unit == "cycle"
+            if name == "clock" and lasts_cycles:
+                expectation = "the core clock, to turn cycles into seconds"
+                raise bad_value(f"{self.where}: clock", expectation, "none")
             return np.ones(self.frame.height)
         if isinstance(measured, str):
             return np.full(self.frame.height, units.parse(measured, "Hz", f"{self.where}: {name}"))
@@ -619,11 +654,8 @@ class _ColumnReader(NamedTuple):
     def find_column(self, name: str) -> pl.Series:
         if name not in self.frame.columns:
             close = nearest_names(name, self.frame.columns)
-            column_list = ", ".join(self.frame.columns)
-            hint = (
-                f"Closest: {', '.join(close)}."
-                if close
-                else f"It has {clip_text(column_list, 200)}."
-            )
+            hint = f"It has {clip_text(', '.join(self.frame.columns), 200)}."
+            if close:
+                hint = f"Closest: {', '.join(close)}."
             raise BadInput(f"{self.where}: missing column {clip_text(name)!r}. {hint}")
         return self.frame[name]

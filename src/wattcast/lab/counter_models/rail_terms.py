@@ -11,7 +11,7 @@ clock: V = max(V(f), floor(m))."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache, cached_property
 
@@ -31,14 +31,13 @@ INFERABLE = ("core", "memory")  # rails whose voltage follows a clock of the ope
 ACTIVE_CYCLE = "active_cycle"
 TYPICAL_MISS = 0.10  # of a benchmark's power
 TYPICAL_SPREAD = 0.25  # of the mean power
-GRAM_JITTER = (
-    1e-12  # of a unit diagonal: lets an unseen column be factored; too small to move a seen one
-)
-SINGULAR_EIGENVALUE = (
-    1e-9  # smallest eigenvalue of the Gram of unit columns that still counts as full rank
-)
+# added to a unit diagonal: lets an unseen column be factored; too small to move a seen one
+GRAM_JITTER = 1e-12
+# smallest eigenvalue of the Gram of unit columns that still counts as full rank
+SINGULAR_EIGENVALUE = 1e-9
 MOST_VOLTAGE_STEPS = 30
 CONVERGED = 1e-6  # relative fall of the sum of squares
+LEAST_VOLTAGE = 0.05  # relative; a step below it is shortened
 STEP_SHARES = (1.0, 0.4, 0.1)  # of a step, tried in turn until the sum of squares falls
 FIRST_DROP = 0.15  # of the voltage at the lowest clock, to start from
 FIRST_RISE = 0.10
@@ -87,58 +86,131 @@ def build_terms(
     Clock and leakage terms need clocks that vary, the cost of being active needs an idle benchmark,
     an offset needs memory clocks that vary; ``describe_missing_terms`` explains the gaps. ``tied``
     gives all events of a family one coefficient."""
-    rows: list[tuple[str, Array, int, int, bool, tuple[int, ...]]] = []
+    builder = _TermBuilder(table)
+    builder.add("base", np.ones(1))
+    if model is CounterModelKind.LINEAR:
+        builder.add_clocks()
+    elif model is CounterModelKind.ALPHA_C:
+        builder.add_rails(offset_hz, with_dynamic=True)
+    elif model is CounterModelKind.HYBRID:
+        builder.add_rails(offset_hz, with_dynamic=False)
+        if has_idle_rows(table):
+            active_cycles = table.busy() * table.clock_hz
+            builder.add(ACTIVE_CYCLE, active_cycles, exponent=2, rail="core")
+    if model is not CounterModelKind.ALPHA_C:
+        exponent = 2 if model is CounterModelKind.HYBRID else 0
+        builder.add_events(exponent, tied)
+    return builder.build()
+
+
+@dataclass(frozen=True)
+class _Term:
+    """One column of a design."""
+
+    name: str
+    value: Array  # (row,)
+    exponent: int
+    rail: int
+    signed: bool
+    members: tuple[int, ...]
+
+
+class _TermBuilder:
+    """Collects the terms of a model on one table."""
+
+    def __init__(self, table: CounterTable) -> None:
+        self.table = table
+        self.clocks_hz = {
+            "core": table.clock_hz,
+            "memory": table.memory_clock_hz,
+        }
+        self.terms: list[_Term] = []
 
     def add(
+        self,
         name: str,
         value: Array,
-        power: int = 0,
-        rail: int = NO_RAIL,
+        exponent: int = 0,
+        rail: str | None = None,
         signed: bool = False,
         members: tuple[int, ...] = (),
     ) -> None:
         """Add a term; a measured voltage is multiplied into its column."""
-        value = np.broadcast_to(value, (table.rows,))
-        measured_v = table.voltage_v.get(RAILS[rail]) if rail != NO_RAIL else None
+        value = np.broadcast_to(value, (self.table.rows,))
+        measured_v = self.table.voltage_v.get(rail) if rail is not None else None
         if measured_v is not None:
-            value = value * measured_v**power
-            power = 0
-        rows.append((name, value, 0 if rail >= len(INFERABLE) else power, rail, signed, members))
+            value = value * measured_v**exponent
+            exponent = 0
+        if rail not in INFERABLE:
+            exponent = 0
+        number = NO_RAIL if rail is None else RAILS.index(rail)
+        self.terms.append(_Term(name, value, exponent, number, signed, members))
 
-    add("base", np.ones(1))
-    clocks = {"core": table.clock_hz, "memory": table.memory_clock_hz}
-    on_rails = model in (CounterModelKind.ALPHA_C, CounterModelKind.HYBRID)
-    if model is CounterModelKind.LINEAR:
-        for name, clock_hz in clocks.items():
+    def add_clocks(self) -> None:
+        """Add each clock that varies, whatever the voltage."""
+        for name, clock_hz in self.clocks_hz.items():
             if np.ptp(clock_hz) > 0:
-                add(f"{name} clock", clock_hz)
-    for rail, name in enumerate(RAILS) if on_rails else ():
-        # leakage is told from base power by a voltage that varies; that of memory hardly moves
-        # [Stokke2016]
-        varies = table.voltage_v.get(name, table.clock_hz if name == "core" else np.ones(1))
-        if np.ptp(varies) > 0:
-            add(f"{name} leakage", np.ones(1), 1, rail)
-        if name not in INFERABLE:
-            continue
-        if np.ptp(clocks[name]) > 0:
-            add(f"{name} clock", clocks[name], 2, rail)
-            for named_hz in offset_hz if name == "memory" else ():
-                add(offset_name(named_hz), (clocks[name] == named_hz) * 1.0, signed=True)
-        if model is CounterModelKind.ALPHA_C and any(p.rail == name for p in table.predictors):
-            add(f"{name} dynamic", table.share(name) * clocks[name], 2, rail)
-    if model is CounterModelKind.HYBRID and has_idle_rows(table):
-        add(ACTIVE_CYCLE, table.busy() * table.clock_hz, 2, RAILS.index("core"))
-    if model is not CounterModelKind.ALPHA_C:
-        keys = [(p.rail, p.family if tied and p.family else p.event) for p in table.predictors]
-        for key in dict.fromkeys(keys):
-            members = tuple(i for i, other_key in enumerate(keys) if other_key == key)
-            name = table.predictors[members[0]].event if len(members) == 1 else f"{key[1]} events"
-            value = table.occurrence[:, list(members)].sum(axis=1)
-            add(name, value, 2 if on_rails else 0, RAILS.index(key[0]), members=members)
-    names, values, powers, rails, signs, sources = zip(*rows, strict=True)
-    return ModelTerms(
-        names, np.stack(values, axis=1), np.array(powers), np.array(rails), signs, sources
-    )
+                self.add(f"{name} clock", clock_hz)
+
+    def add_rails(self, offset_hz: Iterable[float], with_dynamic: bool) -> None:
+        """Add leakage, clock tree, offsets and, where wanted, one switched capacitance of each
+        rail.
+        """
+        for rail in RAILS:
+            self._add_leakage(rail)
+            if rail in INFERABLE and np.ptp(self.clocks_hz[rail]) > 0:
+                self.add(f"{rail} clock", self.clocks_hz[rail], exponent=2, rail=rail)
+                if rail == "memory":
+                    self._add_memory_offsets(offset_hz)
+            if rail in INFERABLE and with_dynamic:
+                self._add_dynamic(rail)
+
+    def _add_leakage(self, rail: str) -> None:
+        """Add leakage where a voltage that varies tells it from base power.
+
+        A measured voltage varies by itself, that of the core with its clock; that of memory hardly
+        moves [Stokke2016]."""
+        varies = self.table.voltage_v.get(rail)
+        if varies is None and rail == "core":
+            varies = self.table.clock_hz
+        if varies is not None and np.ptp(varies) > 0:
+            self.add(f"{rail} leakage", np.ones(1), exponent=1, rail=rail)
+
+    def _add_memory_offsets(self, offset_hz: Iterable[float]) -> None:
+        """Add watts, of either sign, at the memory clocks whose power is off the line."""
+        for clock_hz in offset_hz:
+            is_at_clock = self.table.memory_clock_hz == clock_hz
+            self.add(offset_name(clock_hz), is_at_clock * 1.0, signed=True)
+
+    def _add_dynamic(self, rail: str) -> None:
+        """Add the capacitance of a rail, switched in the share of cycles its busiest unit works."""
+        if any(predictor.rail == rail for predictor in self.table.predictors):
+            busy_cycles = self.table.share(rail) * self.clocks_hz[rail]
+            self.add(f"{rail} dynamic", busy_cycles, exponent=2, rail=rail)
+
+    def add_events(self, exponent: int, tied: bool) -> None:
+        """Add the events of the table: each its own term, or those of a family tied to one."""
+        members_of_term: dict[tuple[str, str], list[int]] = {}
+        for index, predictor in enumerate(self.table.predictors):
+            name = predictor.family if tied and predictor.family else predictor.event
+            members_of_term.setdefault((predictor.rail, name), []).append(index)
+        for (rail, family), members in members_of_term.items():
+            is_single = len(members) == 1
+            name = self.table.predictors[members[0]].event if is_single else f"{family} events"
+            occurrence = self.table.occurrence[:, members].sum(axis=1)
+            self.add(name, occurrence, exponent, rail, members=tuple(members))
+
+    def build(self) -> ModelTerms:
+        """Return the columns side by side."""
+        terms = self.terms
+        return ModelTerms(
+            names=tuple(term.name for term in terms),
+            value=np.stack([term.value for term in terms], axis=1),
+            exponent=np.array([term.exponent for term in terms]),
+            rail=np.array([term.rail for term in terms]),
+            signed=tuple(term.signed for term in terms),
+            members=tuple(term.members for term in terms),
+        )
 
 
 def offset_name(clock_hz: float) -> str:
@@ -149,12 +221,15 @@ def offset_name(clock_hz: float) -> str:
 def describe_missing_terms(table: CounterTable) -> list[str]:
     """Return sentences on the terms that the table cannot identify."""
     words = []
-    for name, clock_hz in (("core", table.clock_hz), ("memory", table.memory_clock_hz)):
+    clocks_hz = {
+        "core": table.clock_hz,
+        "memory": table.memory_clock_hz,
+    }
+    for name, clock_hz in clocks_hz.items():
         if np.ptp(clock_hz) == 0:
             words.append(
-                f"The {name} clock is the same in every row: leakage, clock power and "
-                f"voltage of the {name} rail "
-                "cannot be told from base power, and no voltage is inferred."
+                f"The {name} clock is the same in every row: leakage, clock power and voltage of "
+                f"the {name} rail cannot be told from base power, and no voltage is inferred."
             )
     if not has_idle_rows(table):
         words.append(
@@ -191,13 +266,14 @@ class GramCells:
         """Sum over the chosen benchmarks, ``(point, term + 1, term + 1)``; points outside
         ``points`` are zero.
         """
-        few = int(benchmarks.sum()) <= benchmarks.size // 2
-        total = (
-            self.cell[benchmarks].sum(axis=0)
-            if few
-            else self.total - self.cell[~benchmarks].sum(axis=0)
-        )
-        return np.asarray(total if points is None else total * points[:, np.newaxis, np.newaxis])
+        is_minority = int(benchmarks.sum()) <= benchmarks.size // 2
+        if is_minority:
+            total = self.cell[benchmarks].sum(axis=0)
+        else:
+            total = self.total - self.cell[~benchmarks].sum(axis=0)
+        if points is not None:
+            total = total * points[:, np.newaxis, np.newaxis]
+        return np.asarray(total)
 
     @cached_property
     def total(self) -> Array:
@@ -221,25 +297,26 @@ def make_gram_cells(
     ``weight``.
     """
     point, clock_hz, memory_clock_hz = operating_points(table)
-    scale = np.abs(design.value).max(axis=0)
-    scale = np.where(scale > 0, scale, 1.0)
-    row = np.concatenate(
-        [design.value / scale / table.power_w[:, np.newaxis], np.ones((table.rows, 1))], axis=1
-    )
+    largest = np.abs(design.value).max(axis=0)
+    scale = np.where(largest > 0, largest, 1.0)
+    relative = design.value / scale / table.power_w[:, np.newaxis]
+    row = np.concatenate([relative, np.ones((table.rows, 1))], axis=1)  # the target is 1
     if weight is not None:
         row = row * np.sqrt(weight)[:, np.newaxis]
+
+    width = row.shape[1]
     shape = (table.benchmarks, clock_hz.size)
-    at = table.benchmark * clock_hz.size + point
-    cell = np.zeros((shape[0] * shape[1], row.shape[1], row.shape[1]))
-    np.add.at(cell, at, row[:, :, np.newaxis] * row[:, np.newaxis, :])
-    count = np.bincount(at, minlength=shape[0] * shape[1]).astype(float)
+    cell_of_row = table.benchmark * clock_hz.size + point
+    cell = np.zeros((table.benchmarks * clock_hz.size, width, width))
+    np.add.at(cell, cell_of_row, row[:, :, np.newaxis] * row[:, np.newaxis, :])
+    count = np.bincount(cell_of_row, minlength=cell.shape[0]).astype(float)
     return GramCells(
-        cell.reshape(*shape, *cell.shape[1:]),
-        count.reshape(shape),
-        scale,
-        design,
-        clock_hz,
-        memory_clock_hz,
+        cell=cell.reshape(*shape, width, width),
+        count=count.reshape(shape),
+        scale=scale,
+        terms=design,
+        clock_hz=clock_hz,
+        memory_clock_hz=memory_clock_hz,
     )
 
 
@@ -261,18 +338,24 @@ def shrinkage_penalty(
     the mean power. Both are guesses, so other strengths are tried."""
     if firmness <= 0:
         return None
-    out = np.zeros((len(design.names), len(design.names)))
+    penalty = np.zeros((len(design.names), len(design.names)))
+    full_of_term = [full[list(members)].max(initial=0.0) for members in design.members]
     for rail in np.unique(design.rail[design.rail >= 0]):
-        on = [j for j, members in enumerate(design.members) if members and design.rail[j] == rail]
-        term = [j for j in on if full[list(design.members[j])].max() > 0]
-        if len(term) < 2:
+        terms = [
+            term
+            for term in range(len(design.names))
+            if design.rail[term] == rail and full_of_term[term] > 0
+        ]
+        if len(terms) < 2:
             continue
-        families = tuple(
-            table.predictors[design.members[j][0]].family or design.names[j] for j in term
-        )
-        at_full = np.array([full[list(design.members[j])].max() for j in term]) / scale[term]
-        out[np.ix_(term, term)] = at_full[:, np.newaxis] * family_penalty(families) * at_full
-    return out * firmness * (TYPICAL_MISS / TYPICAL_SPREAD / mean_w) ** 2
+        families = []
+        for term in terms:
+            first_member = design.members[term][0]
+            families.append(table.predictors[first_member].family or design.names[term])
+        at_full = np.array([full_of_term[term] for term in terms]) / scale[terms]
+        pull = family_penalty(tuple(families))
+        penalty[np.ix_(terms, terms)] = at_full[:, np.newaxis] * pull * at_full
+    return penalty * firmness * (TYPICAL_MISS / TYPICAL_SPREAD / mean_w) ** 2
 
 
 @cache
@@ -285,12 +368,21 @@ def family_penalty(families: tuple[str, ...]) -> Array:
     """
     names = list(dict.fromkeys(families))
     member = np.array([[family == name for name in names] for family in families], dtype=float)
-    k, f = member.shape
-    # unknowns: w (k), family means (f), rail mean (1)
-    to_family = np.concatenate([np.eye(k), -member, np.zeros((k, 1))], axis=1)
-    to_rail = np.concatenate([np.zeros((f, k)), np.eye(f), -np.ones((f, 1))], axis=1)
+    cost_count, family_count = member.shape
+    # the unknowns are the costs, then the family means, then the rail's mean
+    to_family = np.concatenate(
+        [np.eye(cost_count), -member, np.zeros((cost_count, 1))],
+        axis=1,
+    )
+    to_rail = np.concatenate(
+        [np.zeros((family_count, cost_count)), np.eye(family_count), -np.ones((family_count, 1))],
+        axis=1,
+    )
     whole = to_family.T @ to_family + to_rail.T @ to_rail
-    return np.asarray(whole[:k, :k] - whole[:k, k:] @ np.linalg.solve(whole[k:, k:], whole[k:, :k]))
+    costs = slice(None, cost_count)
+    means = slice(cost_count, None)
+    eliminated = whole[costs, means] @ np.linalg.solve(whole[means, means], whole[means, costs])
+    return np.asarray(whole[costs, costs] - eliminated)
 
 
 def solve_costs(
@@ -309,17 +401,16 @@ def solve_costs(
 
     full = gram if penalty is None else gram + penalty
     unit = _unit_lengths(full)
-    factor = np.linalg.cholesky(
-        full / unit / unit[:, np.newaxis] + GRAM_JITTER * np.eye(unit.size)
-    ).T
+    correlation = full / unit / unit[:, np.newaxis]
+    factor = np.linalg.cholesky(correlation + GRAM_JITTER * np.eye(unit.size)).T
     target = dtrtrs(factor, moment / unit, trans=1)[0]
     free = np.flatnonzero(signed)
     if free.size == unit.size:
         scaled = dtrtrs(factor, target)[0]
     else:
-        parts, _ = nnls(
-            np.concatenate([factor, -factor[:, free]], axis=1), target, maxiter=100 * unit.size
-        )
+        # a cost of either sign is the difference of two that are not negative
+        columns = np.concatenate([factor, -factor[:, free]], axis=1)
+        parts, _ = nnls(columns, target, maxiter=100 * unit.size)
         scaled = parts[: unit.size]
         scaled[free] -= parts[unit.size :]
     return np.asarray(np.where(np.diag(full) > 0, scaled / unit, 0.0))
@@ -332,22 +423,21 @@ def check_rank(
 ) -> None:
     """Refuse a design whose columns depend on one another, naming them."""
     unit = _unit_lengths(gram)
-    empty = [name for name, size in zip(names, np.diag(gram), strict=True) if size == 0]
+    empty = [names[column] for column in np.flatnonzero(np.diag(gram) == 0).tolist()]
     if empty:
         raise BadInput(
             f"{where}: {', '.join(empty)}: zero in every row. Leave it out, or measure "
             "work that uses it."
         )
-    value, vector = np.linalg.eigh(gram / unit / unit[:, np.newaxis])
-    if value[0] > SINGULAR_EIGENVALUE:
+    eigenvalues, eigenvectors = np.linalg.eigh(gram / unit / unit[:, np.newaxis])
+    if eigenvalues[0] > SINGULAR_EIGENVALUE:
         return
-    share = np.abs(vector[:, 0])
-    involved = [name for name, s in zip(names, share, strict=True) if s > 0.1 * share.max()]
+    share = np.abs(eigenvectors[:, 0])
+    involved = [names[column] for column in np.flatnonzero(share > 0.1 * share.max()).tolist()]
     raise BadInput(
         f"{where}: singular design: {', '.join(involved)} move together in every row, so "
-        "their costs cannot be told "
-        "apart. Leave one out, tie them as one family, or add a benchmark that moves one "
-        "without the others."
+        "their costs cannot be told apart. Leave one out, tie them as one family, or add a "
+        "benchmark that moves one without the others."
     )
 
 
@@ -429,19 +519,20 @@ class VoltagePlan:
     def curves(self, theta: Array) -> tuple[RailVoltage, RailVoltage]:
         """Return the voltage of the core and the memory rail as curves over their clocks."""
         core, floor, memory = self.sizes
-        flat = of_memory = RailVoltage.constant()
+        memory_curve = RailVoltage.constant()
         if memory:
-            of_memory = RailVoltage(self.memory.hz, 1.0 + self.memory.steps @ theta[core + floor :])
+            memory_level = 1.0 + self.memory.steps @ theta[core + floor :]
+            memory_curve = RailVoltage(self.memory.hz, memory_level)
         if not core:
-            return flat, of_memory
+            return RailVoltage.constant(), memory_curve
         core_level = 1.0 + self.core.steps @ theta[:core]
         if not floor:
-            return RailVoltage(self.core.hz, core_level), of_memory
-        memory_level = np.maximum(
-            1.0 + _floor_matrix(floor) @ theta[core : core + floor], core_level[0]
-        )
-        memory_level[0] = core_level[0]
-        return RailVoltage(self.core.hz, core_level, self.memory.hz, memory_level), of_memory
+            return RailVoltage(self.core.hz, core_level), memory_curve
+        floor_level = 1.0 + _floor_matrix(floor) @ theta[core : core + floor]
+        floor_level = np.maximum(floor_level, core_level[0])
+        floor_level[0] = core_level[0]
+        core_curve = RailVoltage(self.core.hz, core_level, self.memory.hz, floor_level)
+        return core_curve, memory_curve
 
 
 @dataclass(frozen=True)
@@ -464,18 +555,26 @@ def plan_voltages(
     """Plan the inference: a rail's voltage needs terms that depend on it and at least two
     clocks.
     """
-    axes = []
-    clocks = (grams.clock_hz, core_reference_hz), (grams.memory_clock_hz, memory_reference_hz)
-    for rail, (clock_hz, reference_hz) in enumerate(clocks):
-        hz, at = np.unique(clock_hz, return_inverse=True)
-        felt = bool(((grams.terms.rail == rail) & (grams.terms.exponent > 0)).any())
-        axes.append(
-            ClockAxis(
-                hz, at.reshape(-1), int(np.abs(hz - reference_hz).argmin()), felt and hz.size > 1
-            )
-        )
-    core, memory = axes
+    core = _make_axis(grams, RAILS.index("core"), grams.clock_hz, core_reference_hz)
+    memory = _make_axis(grams, RAILS.index("memory"), grams.memory_clock_hz, memory_reference_hz)
     return VoltagePlan(core, memory, floored and memory.hz.size > 1)
+
+
+def _make_axis(
+    grams: GramCells,
+    rail: int,
+    clock_hz: Array,
+    reference_hz: float,
+) -> ClockAxis:
+    """Return the clocks of a rail; its voltage is inferred where a term depends on it."""
+    hz, at = np.unique(clock_hz, return_inverse=True)
+    depends = (grams.terms.rail == rail) & (grams.terms.exponent > 0)
+    return ClockAxis(
+        hz=hz,
+        at=at.reshape(-1),
+        reference=int(np.abs(hz - reference_hz).argmin()),
+        inferred=bool(depends.any()) and hz.size > 1,
+    )
 
 
 def infer_voltages(
@@ -491,41 +590,51 @@ def infer_voltages(
     Stops when the sum of squares falls by less than 1e-6 of itself, or after 30 steps
     (``converged`` False)."""
 
-    def solve_at(voltage: Array) -> tuple[Array, float]:
-        total = sum_at_voltage(terms, gram, voltage)
-        costs = solve_costs(total[:-1, :-1], total[:-1, -1], signed, penalty)
-        error = np.append(-costs, 1.0)
-        pull = float(costs @ penalty @ costs) if penalty is not None else 0.0
-        return costs, float(error @ total @ error) + pull
-
     theta = how.start()
-    voltage, _ = how.voltages(theta)
-    coefficient, squares = solve_at(voltage)
+    best = _solve_at(theta, terms, gram, how, signed, penalty)
+    if not theta.size:
+        return best
     flags = (*signed, *(False,) * theta.size)
     wide = None if penalty is None else np.pad(penalty, (0, theta.size))
-    for _ in range(MOST_VOLTAGE_STEPS if theta.size else 0):
-        total = project_grams(gram, fit_jacobian(terms, how, theta, coefficient))
-        aim = solve_costs(total[:-1, :-1], total[:-1, -1], flags, wide)[coefficient.size :]
+    for _ in range(MOST_VOLTAGE_STEPS):
+        jacobian = fit_jacobian(terms, how, best.theta, best.coefficient)
+        total = project_grams(gram, jacobian)
+        costs_and_theta = solve_costs(total[:-1, :-1], total[:-1, -1], flags, wide)
+        step = costs_and_theta[best.coefficient.size :] - best.theta
+        lower = None
         for share in STEP_SHARES:
-            trial = theta + share * (aim - theta)
+            trial = best.theta + share * step
             level, _ = how.voltages(trial)
-            if level.min() <= 0.05:
+            if level.min() <= LEAST_VOLTAGE:
                 continue
-            tried, fallen = solve_at(level)
-            if fallen < squares:
+            solution = _solve_at(trial, terms, gram, how, signed, penalty)
+            if solution.squares < best.squares:
+                lower = solution
                 break
-        else:
-            break  # no share of the step lowers the sum
-        gain = (squares - fallen) / max(squares, 1e-300)
-        theta = trial
-        voltage = level
-        coefficient = tried
-        squares = fallen
+        if lower is None:  # no share of the step lowers the sum of squares
+            return best
+        gain = (best.squares - lower.squares) / max(best.squares, 1e-300)
+        best = lower
         if gain < CONVERGED:
-            break
-    else:
-        return InferredVoltages(coefficient, theta, voltage, squares, converged=theta.size == 0)
-    return InferredVoltages(coefficient, theta, voltage, squares)
+            return best
+    return replace(best, converged=False)
+
+
+def _solve_at(
+    theta: Array,
+    terms: ModelTerms,
+    gram: Array,
+    how: VoltagePlan,
+    signed: tuple[bool, ...],
+    penalty: Array | None,
+) -> InferredVoltages:
+    """Solve the costs at the voltages of θ, and return them with the sum of squares."""
+    voltage, _ = how.voltages(theta)
+    total = sum_at_voltage(terms, gram, voltage)
+    costs = solve_costs(total[:-1, :-1], total[:-1, -1], signed, penalty)
+    error = np.append(-costs, 1.0)
+    pull = float(costs @ penalty @ costs) if penalty is not None else 0.0
+    return InferredVoltages(costs, theta, voltage, float(error @ total @ error) + pull)
 
 
 def fit_jacobian(
@@ -543,9 +652,8 @@ def fit_jacobian(
     felt, derivative = terms.voltage_factors(voltage)
     width = coefficient.size
     rail = np.where(terms.exponent > 0, terms.rail, 0)
-    by_theta = (coefficient * derivative)[:, :, np.newaxis] * slope[
-        :, rail, :
-    ]  # (point, term, parameter)
+    by_voltage = (coefficient * derivative)[:, :, np.newaxis]
+    by_theta = by_voltage * slope[:, rail, :]  # (point, term, parameter)
     columns = np.zeros((felt.shape[0], width + 1, width + theta.size + 1))
     index = np.arange(width)
     columns[:, index, index] = felt

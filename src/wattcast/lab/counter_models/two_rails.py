@@ -14,17 +14,15 @@ Step 3 leans upwards. Operands that repeat switch less than random ones, and no 
 microbenchmark can only cost less than real work of the same counts, not more. So a row with power
 above the model weighs τ and one below it 1 - τ (expectiles [Newey1987]; τ = 0.5 is least squares).
 τ is the one that predicts a group of benchmarks best (mixes of several units) when that group is
-not trained on.
-
-``design_counters`` finds the fewest counters that identify such a model, and the error to expect
-with them. Events are added one at a time, each time the one with which benchmarks that were held
-out are predicted best. The fewest events are recommended that no larger number betters by more than
-two standard errors of the difference. A profiler that replays a kernel for every few counters then
-runs it less often."""
+not trained on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import (
+    Callable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -41,13 +39,12 @@ from wattcast.lab.counter_models.counter_fit_report import list_test_rows
 from wattcast.lab.counter_models.counter_table import CounterTable
 from wattcast.lab.counter_models.fit_diagnostics import FittedCost
 from wattcast.lab.counter_models.fitted_power_model import average_measured_voltage
+from wattcast.lab.counter_models.microbench_lines import make_table_lines
 from wattcast.lab.counter_models.model_selection import (
     FitWorkbench,
-    deal_folds,
-    held_out_errors,
     huber_weights,
+    mean_absolute_error_percent,
 )
-from wattcast.lab.counter_models.profiler_counters import list_ncu_metrics, make_table_lines
 from wattcast.lab.counter_models.rail_terms import CounterModelKind
 from wattcast.power.activity import known_events
 from wattcast.power.hybrid_rail import (
@@ -60,9 +57,9 @@ from wattcast.power.power_model import SavedModel
 
 LEANINGS = (0.5, 0.6, 0.7, 0.8, 0.9)
 REWEIGHTING_STEPS = 25  # of reweighting
+SMALLEST_NANOJOULE_COST = 1e-10  # J; smaller costs are shown in picojoules
 SAME_VOLTAGE = 1e-3  # a point of V(f) this close to the line between its neighbours is not kept
 SAME_COUNT = 1.0 - 1e-9  # cosine of two columns that count the same
-FOLDS = 8
 
 
 @dataclass(frozen=True)
@@ -114,28 +111,26 @@ def make_rails_design(table: CounterTable) -> RailsDesign:
     """
     if "memory" not in table.rail_w:
         raise bad_value(table.name, "power of the memory rail (rails: memory)", "none")
-    on = {
-        rail: [i for i, p in enumerate(table.predictors) if p.rail == rail]
-        for rail in ("core", "memory")
-    }
-    if not (on["core"] and on["memory"]):
+    core_columns = [place for place, p in enumerate(table.predictors) if p.rail == "core"]
+    memory_columns = [place for place, p in enumerate(table.predictors) if p.rail == "memory"]
+    if not (core_columns and memory_columns):
         raise bad_value(
             table.name, "events on the core rail and on the memory rail", "none on one of them"
         )
-    voltage = thin_voltage(
-        average_measured_voltage(table.clock_hz, table.voltage_v.get("core", np.ones(table.rows)))
-    )
-    square = voltage.level_at(table.clock_hz) ** 2
-    traffic = table.occurrence[:, on["memory"]]
+    measured_v = table.voltage_v.get("core", np.ones(table.rows))
+    voltage = thin_voltage(average_measured_voltage(table.clock_hz, measured_v))
+    voltage_squared = voltage.level_at(table.clock_hz) ** 2
+    traffic = table.occurrence[:, memory_columns]
     memory = [np.ones((table.rows, 1)), traffic]
     if table.awake_per_s is not None:
-        memory.append(np.minimum(traffic.sum(axis=1, keepdims=True) / table.awake_per_s, 1.0))
+        awake_share = np.minimum(traffic.sum(axis=1, keepdims=True) / table.awake_per_s, 1.0)
+        memory.append(awake_share)
     return RailsDesign(
-        static=np.stack([np.ones(table.rows), square * table.clock_hz], axis=1),
-        core=table.occurrence[:, on["core"]] * square[:, np.newaxis],
+        static=np.stack([np.ones(table.rows), voltage_squared * table.clock_hz], axis=1),
+        core=table.occurrence[:, core_columns] * voltage_squared[:, np.newaxis],
         memory=np.concatenate(memory, axis=1),
-        core_events=tuple(table.predictors[i].event for i in on["core"]),
-        memory_events=tuple(table.predictors[i].event for i in on["memory"]),
+        core_events=tuple(table.predictors[column].event for column in core_columns),
+        memory_events=tuple(table.predictors[column].event for column in memory_columns),
         voltage=voltage,
         power_w=table.power_w,
         memory_w=table.rail_w["memory"],
@@ -158,11 +153,16 @@ def leaning_errors(
         expectation = "a group with rows at the default clocks"
         raise bad_value(f"{table.name}: choose_on", expectation, table.choose_on or "none")
     training = train & (group != table.choose_on)
-    out = {}
+    errors = {}
     for leaning in LEANINGS:
-        found_w = solve_rails(design, training, leaning).total_w(design)
-        out[leaning] = float(100.0 * np.abs(found_w[judged] / table.power_w[judged] - 1.0).mean())
-    return out
+        predicted_w = solve_rails(design, training, leaning).total_w(design)
+        errors[leaning] = mean_absolute_error_percent(predicted_w[judged], table.power_w[judged])
+    return errors
+
+
+def choose_leaning(errors: Mapping[float, float]) -> float:
+    """Return the leaning of least error."""
+    return min(errors, key=lambda leaning: errors[leaning])
 
 
 def solve_rails(
@@ -237,18 +237,19 @@ def _solve_reweighted(
     """
     from scipy.optimize import nnls
 
-    scale = np.abs(columns).max(axis=0)
-    scale[scale == 0.0] = 1.0
+    largest = np.abs(columns).max(axis=0)
+    scale = np.where(largest == 0.0, 1.0, largest)
     side = np.ones(target.size)
     for _ in range(REWEIGHTING_STEPS):
         rows = weight * np.sqrt(side)
-        costs = (
-            nnls(columns / scale * rows[:, np.newaxis], target * rows, maxiter=100 * scale.size)[0]
-            / scale
+        scaled, _ = nnls(
+            columns / scale * rows[:, np.newaxis], target * rows, maxiter=100 * scale.size
         )
-        side, before = reweight(columns @ costs), side
-        if (side == before).all():
+        costs = scaled / scale
+        new_side = reweight(columns @ costs)
+        if (new_side == side).all():
             break
+        side = new_side
     return np.asarray(costs)
 
 
@@ -271,10 +272,9 @@ def thin_voltage(curve: RailVoltage) -> RailVoltage:
     return RailVoltage(curve.clock_hz[points], curve.level[points])
 
 
-NO_LEVERAGE = 1e-6  # least that a row may leave to the others
-LEAST_OCCURRENCE = (
-    0.05  # of the largest occurrence, below which a benchmark says nothing about an event
-)
+LEAST_LEVERAGE_LEFT = 1e-6  # of a row: 1 less its leverage, which divides its error
+# share of the largest occurrence below which a benchmark says nothing about an event
+LEAST_OCCURRENCE = 0.05
 
 
 @dataclass(frozen=True)
@@ -302,7 +302,7 @@ class RailsFit:
     ) -> float:
         """Return the mean absolute percentage error of the total over some rows."""
         estimate_w = self.held_out_w if held_out else self.predicted_w
-        return float(100.0 * np.abs(estimate_w[rows] / self.table.power_w[rows] - 1.0).mean())
+        return mean_absolute_error_percent(estimate_w[rows], self.table.power_w[rows])
 
 
 def fit_rails(table: CounterTable, leaning: float | None = None) -> RailsFit:
@@ -312,79 +312,142 @@ def fit_rails(table: CounterTable, leaning: float | None = None) -> RailsFit:
     """
     design = make_rails_design(table)
     train, test = split_rows(table)
-    trials = {} if leaning is not None else leaning_errors(table, design, train)
-    chosen = leaning if leaning is not None else min(trials, key=lambda lean: trials[lean])
-    costs = solve_rails(design, train, chosen)
-    predicted_w = costs.total_w(design)
-    held_w = predicted_w.copy()
+    trials = {}
+    if leaning is None:
+        trials = leaning_errors(table, design, train)
+        leaning = choose_leaning(trials)
+    costs = solve_rails(design, train, leaning)
+    coefficients, condition = _diagnose_rails(table, design, train, costs, leaning)
+    return RailsFit(
+        table=table,
+        design=design,
+        costs=costs,
+        model=_make_hybrid_rail(table, design, costs),
+        leaning=leaning,
+        trials=trials,
+        train=train,
+        test=test,
+        predicted_w=costs.total_w(design),
+        held_out_w=_predict_held_out(table, design, train, leaning),
+        coefficients=tuple(coefficients),
+        condition=condition,
+        warnings=tuple(_warn_about_rails(table, design, train, coefficients, condition)),
+    )
+
+
+def _predict_held_out(
+    table: CounterTable,
+    design: RailsDesign,
+    train: Mask,
+    leaning: float,
+) -> Array:
+    """Return the watts of each training row with its benchmark held out, and of the other rows by
+    the fit to all training rows.
+    """
+    held_out_w = solve_rails(design, train, leaning).total_w(design)
     for benchmark in np.unique(table.benchmark[train]):
-        mine = table.benchmark == benchmark
-        held_w[mine & train] = solve_rails(design, train & ~mine, chosen).total_w(design)[
-            mine & train
-        ]
+        is_benchmark = table.benchmark == benchmark
+        without = solve_rails(design, train & ~is_benchmark, leaning)
+        rows = is_benchmark & train
+        held_out_w[rows] = without.total_w(design)[rows]
+    return held_out_w
+
+
+def _diagnose_rails(
+    table: CounterTable,
+    design: RailsDesign,
+    train: Mask,
+    costs: RailsCosts,
+    leaning: float,
+) -> tuple[list[FittedCost], float]:
+    """Return the costs of both rails with their uncertainty, and the condition of the core's
+    columns with a base.
+    """
     busy = train & ~design.idle
-    rest_w = (design.power_w - costs.memory_power_w(design) - design.static @ costs.static)[busy]
-    side = np.where(rest_w > design.core[busy] @ costs.core, chosen, 1.0 - chosen)
-    relative = np.sqrt(side) / design.power_w[busy]
+    core = design.core[busy]
+    core_w = (design.power_w - costs.memory_power_w(design) - design.static @ costs.static)[busy]
+    side = _lean_upwards(core_w, leaning, core @ costs.core)
+    weight = np.sqrt(side) / design.power_w[busy]
+    coefficients = _diagnose_rail(design.core_events, core, core_w, costs.core, weight)
+
+    memory_names = ["memory base", *design.memory_events]
+    if table.awake_per_s is not None:
+        memory_names.append("memory awake")
     memory_w = design.memory_w[train]
-    fitted_costs = _diagnose_rail(
-        design.core_events, design.core[busy], rest_w, costs.core, relative
+    coefficients += _diagnose_rail(
+        memory_names, design.memory[train], memory_w, costs.memory, 1.0 / memory_w
     )
-    awake = ("memory awake",) * (table.awake_per_s is not None)
-    names = ("memory base", *design.memory_events, *awake)
-    fitted_costs += _diagnose_rail(
-        names, design.memory[train], memory_w, costs.memory, 1.0 / memory_w
-    )
-    weighted = (
-        np.concatenate([np.ones((int(busy.sum()), 1)), design.core[busy]], axis=1)
-        * relative[:, np.newaxis]
-    )
-    number = fit_diagnostics.condition_number(weighted.T @ weighted)
-    core_f = dict(zip(design.core_events, costs.core.tolist(), strict=True))
-    memory_j = dict(zip(design.memory_events, costs.memory[1:].tolist(), strict=False))
+
+    with_base = np.concatenate([np.ones((core.shape[0], 1)), core], axis=1)
+    weighted = with_base * weight[:, np.newaxis]
+    return coefficients, fit_diagnostics.condition_number(weighted.T @ weighted)
+
+
+def _make_hybrid_rail(
+    table: CounterTable,
+    design: RailsDesign,
+    costs: RailsCosts,
+) -> HybridRail:
+    """Return the power model that predicts the same watts as the costs."""
+    base_w, clock_f = costs.static.tolist()
+    memory_base_w = float(costs.memory[0])
     core = EventRail(
-        "core", RailClock.CORE, design.voltage, clock_f=float(costs.static[1]), event_f=core_f
+        "core",
+        RailClock.CORE,
+        design.voltage,
+        clock_f=clock_f,
+        event_f=dict(zip(design.core_events, costs.core.tolist(), strict=True)),
     )
-    memory = EventRail("memory", RailClock.MEMORY, event_f=memory_j)
+    event_count = len(design.memory_events)
+    event_j = costs.memory[1 : 1 + event_count].tolist()
+    memory = EventRail(
+        "memory",
+        RailClock.MEMORY,
+        event_f=dict(zip(design.memory_events, event_j, strict=True)),
+    )
     if table.awake_per_s is not None:
         memory = replace(memory, awake_w=float(costs.memory[-1]), awake_per_s=table.awake_per_s)
-    model = HybridRail(float(costs.static[0] + costs.memory[0]), (core, memory))
+    return HybridRail(base_w + memory_base_w, (core, memory))
+
+
+def _warn_about_rails(
+    table: CounterTable,
+    design: RailsDesign,
+    train: Mask,
+    coefficients: list[FittedCost],
+    condition: float,
+) -> list[str]:
+    """Return sentences on what the rows do not determine."""
     words = [f"Not trained on: {name}: {reason}." for name, reason in table.left_out.items()]
-    seen = train[:, np.newaxis] & (
-        table.occurrence > LEAST_OCCURRENCE * table.occurrence[train].max(axis=0)
-    )
-    count = [np.unique(table.benchmark[column]).size for column in seen.T]
-    if alone := [
-        p.event for p, benchmarks in zip(table.predictors, count, strict=True) if benchmarks == 1
-    ]:
+    alone = _list_single_benchmark_events(table, train)
+    if alone:
         words.append(
             f"Rests on a single benchmark, so that its interval says nothing: {', '.join(alone)}."
         )
-    words += fit_diagnostics.warn_about_costs(fitted_costs, number)
+    words += fit_diagnostics.warn_about_costs(coefficients, condition)
     if not (train & design.idle).any():
         words.append(
             "No row shows an idle device: base power and clock tree were found together with the "
             "costs of events, from the clocks that differ."
         )
-    below = float((~table.at_default()).mean())
+    below_share = float((~table.at_default()).mean())
     words.append(
-        f"{below:.0%} of the rows are below the top clock, mostly at the power cap: they "
-        "do not identify V(f), so "
-        "the relative one of the GPU's bundle is taken; leakage is not told from the base."
+        f"{below_share:.0%} of the rows are below the top clock, mostly at the power cap: they "
+        "do not identify V(f), so the relative one of the GPU's bundle is taken; leakage is not "
+        "told from the base."
     )
-    predictions = (train, test, predicted_w, held_w)
-    return RailsFit(
-        table,
-        design,
-        costs,
-        model,
-        chosen,
-        trials,
-        *predictions,
-        tuple(fitted_costs),
-        number,
-        tuple(words),
-    )
+    return words
+
+
+def _list_single_benchmark_events(table: CounterTable, train: Mask) -> list[str]:
+    """Return the events that only one of the training benchmarks uses."""
+    least = LEAST_OCCURRENCE * table.occurrence[train].max(axis=0)
+    is_used = train[:, np.newaxis] & (table.occurrence > least)
+    alone = []
+    for predictor, rows in zip(table.predictors, is_used.T, strict=True):
+        if np.unique(table.benchmark[rows]).size == 1:
+            alone.append(predictor.event)
+    return alone
 
 
 def predict_by_kinds(table: CounterTable) -> dict[str, Array]:
@@ -393,18 +456,26 @@ def predict_by_kinds(table: CounterTable) -> dict[str, Array]:
 
     Counts that repeat those of a rail measured apart are left out, since one total cannot tell
     their costs apart."""
-    measured = [i for i, p in enumerate(table.predictors) if p.rail in table.rail_w]
-    unit = table.occurrence / np.maximum(
-        np.linalg.norm(table.occurrence, axis=0), np.finfo(float).tiny
-    )
-    repeats = (unit.T @ unit[:, measured] > SAME_COUNT).any(axis=1)
-    repeats[measured] = False
-    bench = FitWorkbench(
-        {"": replace(_keep_events(table, np.flatnonzero(~repeats).tolist()), rail_w={})}
-    )
+    on_measured_rail = np.array([p.rail in table.rail_w for p in table.predictors])
+    length = np.linalg.norm(table.occurrence, axis=0)
+    unit = table.occurrence / np.maximum(length, np.finfo(float).tiny)
+    cosine = unit.T @ unit[:, on_measured_rail]
+    repeats = (cosine > SAME_COUNT).any(axis=1) & ~on_measured_rail
+    distinct = keep_events(table, np.flatnonzero(~repeats).tolist())
+    bench = FitWorkbench({"": replace(distinct, rail_w={})})
     settings = replace(bench.start(), tied=False, strength=0.0)
-    train = table.split_benchmarks()[0]
+    train, _ = table.split_benchmarks()
     return {str(kind): bench.predict(bench.fit(kind, settings, train)) for kind in CounterModelKind}
+
+
+def keep_events(table: CounterTable, events: Sequence[int]) -> CounterTable:
+    """Return the table with some of its events only, in the order of the table."""
+    order = sorted(events)
+    return replace(
+        table,
+        predictors=tuple(table.predictors[event] for event in order),
+        occurrence=table.occurrence[:, order],
+    )
 
 
 def _diagnose_rail(
@@ -419,84 +490,117 @@ def _diagnose_rail(
     """
     weighted = columns * weight[:, np.newaxis]
     free = np.flatnonzero(costs > 0)
-    length = np.linalg.norm(
-        weighted[:, free], axis=0
-    )  # bytes a second beside ones: the inverse needs equal lengths
+    # bytes a second stand with ones: the inverse needs columns of equal length
+    length = np.linalg.norm(weighted[:, free], axis=0)
     even = weighted[:, free] / length
     bread = np.linalg.inv(even.T @ even)
     leverage = np.einsum("ij,jk,ik->i", even, bread, even)
-    unseen = (target - columns @ costs) * weight / np.maximum(1.0 - leverage, NO_LEVERAGE)
-    spread_by_row = even @ bread * unseen[:, np.newaxis]
+    miss = (target - columns @ costs) * weight
+    held_out_miss = miss / np.maximum(1.0 - leverage, LEAST_LEVERAGE_LEFT)
+    spread_by_row = even @ bread * held_out_miss[:, np.newaxis]
     error = np.zeros(costs.size)
     error[free] = np.linalg.norm(spread_by_row, axis=0) / length
     factor = fit_diagnostics.interval_factor(target.size - free.size)
     with_base = np.concatenate([weight[:, np.newaxis], weighted], axis=1)
     vif = fit_diagnostics.variance_inflation(with_base.T @ with_base)[1:]
-    rows = []
-    for j, name in enumerate(names):
-        value = float(costs[j])
-        standard_error = float(error[j])
-        low = max(value - factor * standard_error, 0.0)
-        high = value + factor * standard_error
-        largest_w = value * float(columns[:, j].max())
-        rows.append(
+    fitted_costs = []
+    for column, name in enumerate(names):
+        value = float(costs[column])
+        standard_error = float(error[column])
+        fitted_costs.append(
             FittedCost(
-                name, value, standard_error if value > 0 else None, low, high, largest_w, vif[j]
+                name=name,
+                value=value,
+                standard_error=standard_error if value > 0 else None,
+                low=max(value - factor * standard_error, 0.0),
+                high=value + factor * standard_error,
+                largest_w=value * float(columns[:, column].max()),
+                vif=vif[column],
             )
         )
-    return rows
+    return fitted_costs
 
 
 def format_event_cost(event: str, cost: float) -> str:
     """Return a cost as text: W, or pJ or nJ per event at relative voltage 1."""
-    unit = known_events()[event].unit or "event" if event in known_events() else "W"
+    if event not in known_events():
+        return f"{cost:.4g} W"
+    unit = known_events()[event].unit or "event"
     if unit == "W":
         return f"{cost:.4g} W"
-    return f"{cost * 1e9:.3g} nJ/{unit}" if cost >= 1e-10 else f"{cost * 1e12:.3g} pJ/{unit}"
+    if cost >= SMALLEST_NANOJOULE_COST:
+        return f"{cost * 1e9:.3g} nJ/{unit}"
+    return f"{cost * 1e12:.3g} pJ/{unit}"
 
 
 def rails_fit_to_plain(result: RailsFit) -> dict[str, Any]:
     """Return the fit as plain values for JSON."""
     table = result.table
+    sets = _list_judged_sets(result)
+    other_kinds: dict[str, dict[str, float]] = {}
+    for kind, power_w in predict_by_kinds(table).items():
+        error = 100.0 * np.abs(power_w / table.power_w - 1.0)
+        other_kinds[kind] = {
+            judged.name: float(error[judged.rows].mean()) for judged in sets if not judged.held_out
+        }
     test = result.test
-    default = table.at_default()
-    group = np.array(table.group_names)[table.group][table.benchmark]
-    sets = {
-        "trained on": (result.train, False),
-        "trained on, benchmark held out": (result.train, True),
-        "the same, at the top clock": (result.train & default, True),
-        **{f"never trained on, {name}": (test & (group == name), False) for name in table.test},
-    }
-    sets = {what: (rows, is_held_out) for what, (rows, is_held_out) in sets.items() if rows.any()}
-    seen = {what: rows for what, (rows, is_held_out) in sets.items() if not is_held_out}
-    off = {
-        kind: 100.0 * np.abs(w / table.power_w - 1.0) for kind, w in predict_by_kinds(table).items()
-    }
     return {
         "leaning": result.leaning,
-        "trials": {f"{lean:g}": error for lean, error in result.trials.items()},
+        "trials": {f"{leaning:g}": error for leaning, error in result.trials.items()},
         "errors": [
-            (what, int(r.sum()), result.error_percent(r, is_held_out))
-            for what, (r, is_held_out) in sets.items()
+            (
+                judged.name,
+                int(judged.rows.sum()),
+                result.error_percent(judged.rows, judged.held_out),
+            )
+            for judged in sets
         ],
-        "other_kinds": {
-            k: {what: float(e[r].mean()) for what, r in seen.items()} for k, e in off.items()
-        },
+        "other_kinds": other_kinds,
         "base_w": result.model.base_w,
-        "costs": [
-            {
-                name: getattr(c, name)
-                for name in ("name", "value", "standard_error", "largest_w", "vif")
-            }
-            for c in result.coefficients
-        ],
+        "costs": [_describe_cost(cost) for cost in result.coefficients],
         "condition": result.condition,
         "test": list_test_rows(
-            [table.benchmark_names[b] for b in table.benchmark[test]],
+            [table.benchmark_names[benchmark] for benchmark in table.benchmark[test]],
             table.power_w[test],
             result.predicted_w[test],
         ),
         "warnings": list(result.warnings),
+    }
+
+
+@dataclass(frozen=True)
+class _JudgedSet:
+    """Rows over which an error is averaged."""
+
+    name: str
+    rows: Mask
+    held_out: bool = False  # whether each benchmark is held out of its own prediction
+
+
+def _list_judged_sets(result: RailsFit) -> list[_JudgedSet]:
+    """Return the sets of rows that have rows: those trained on, and each group that never is."""
+    table = result.table
+    group_of_row = np.array(table.group_names)[table.group][table.benchmark]
+    at_default = result.train & table.at_default()
+    sets = [
+        _JudgedSet("trained on", result.train),
+        _JudgedSet("trained on, benchmark held out", result.train, held_out=True),
+        _JudgedSet("the same, at the top clock", at_default, held_out=True),
+    ]
+    for name in table.test:
+        rows = result.test & (group_of_row == name)
+        sets.append(_JudgedSet(f"never trained on, {name}", rows))
+    return [judged for judged in sets if judged.rows.any()]
+
+
+def _describe_cost(cost: FittedCost) -> dict[str, Any]:
+    """Return a cost as plain values."""
+    return {
+        "name": cost.name,
+        "value": cost.value,
+        "standard_error": cost.standard_error,
+        "largest_w": cost.largest_w,
+        "vif": cost.vif,
     }
 
 
@@ -507,7 +611,8 @@ def make_saved_rails(
 ) -> SavedModel:
     """Return the model with its errors, ready to be written."""
     errors = {
-        what.replace(",", ""): error for what, _, error in rails_fit_to_plain(result)["errors"]
+        judged.name.replace(",", ""): result.error_percent(judged.rows, judged.held_out)
+        for judged in _list_judged_sets(result)
     }
     leaning = f"Leaning {result.leaning:g}, chosen by held-out {result.table.choose_on} rows."
     source = f"wattcast lab fit counters, {int(result.train.sum())} rows of {result.table.name}"
@@ -530,120 +635,3 @@ def read_shipped_table(gpu: str, card: str = "") -> CounterTable:
     frame = pl.DataFrame(lines, infer_schema_length=None, strict=False)
     columns = counter_table.read_column_map(Path(gpu))
     return counter_table.build_counter_table(frame, columns, f"microbenchmarks of {gpu}")
-
-
-@dataclass(frozen=True)
-class CounterStep:
-    """One more event, and how well held-out benchmarks are predicted with it and those before it,
-    in percent.
-    """
-
-    event: str
-    metrics: int  # of the profiler, in all
-    error: float
-    standard_error: float
-    tested: float | None  # on groups that are never trained on
-
-
-@dataclass(frozen=True)
-class CounterDesign:
-    """Events in the order in which they help, and how many of them are enough."""
-
-    table: str
-    always: tuple[
-        str, ...
-    ]  # events of a rail that is measured by itself, which needs all of its own
-    steps: tuple[CounterStep, ...]
-    enough: int  # steps after which the least error is not surely smaller
-
-    @property
-    def events(self) -> tuple[str, ...]:
-        """The fewest events that are enough."""
-        return (*self.always, *(step.event for step in self.steps[: self.enough]))
-
-
-def design_counters(table: CounterTable) -> CounterDesign:
-    """Choose events one after the other by the error on held-out benchmarks of the rows to train
-    on.
-    """
-    rails = "memory" in table.rail_w
-    always = [i for i, p in enumerate(table.predictors) if rails and p.rail == "memory"]
-    candidates = [i for i in range(len(table.predictors)) if i not in always]
-    if len(candidates) < 2:
-        raise bad_value(table.name, "two events or more to choose from", len(candidates))
-    leaning, (train, test) = 0.5, split_rows(table)
-    if rails and table.choose_on:
-        trials = leaning_errors(table, make_rails_design(table), train)
-        leaning = min(trials, key=lambda lean: trials[lean])
-    idle = table.busy() == 0.0  # by all events: a row without those chosen so far is no idle device
-    chosen: list[int] = []
-    steps = []
-    errors = []
-    while candidates:
-        tried = {
-            i: _held_out_errors(_keep_events(table, [*always, *chosen, i]), leaning, idle)
-            for i in candidates
-        }
-        best = min(candidates, key=lambda i: float(tried[i].mean()))
-        chosen.append(best)
-        candidates.remove(best)
-        errors.append(tried[best])
-        tested = None
-        if rails and test.any():
-            design = replace(make_rails_design(_keep_events(table, [*always, *chosen])), idle=idle)
-            found_w = solve_rails(design, train, leaning).total_w(design)[test]
-            tested = float(100.0 * np.abs(found_w / table.power_w[test] - 1.0).mean())
-        names = [table.predictors[i].event for i in (*always, *chosen)]
-        steps.append(
-            CounterStep(
-                names[-1], len(list_ncu_metrics(names)), *_mean_and_spread(tried[best]), tested
-            )
-        )
-    least = min(errors, key=lambda error: float(error.mean()))
-    gains = [_mean_and_spread(error - least) for error in errors]
-    enough = next(n for n, (gain, spread) in enumerate(gains, 1) if gain <= 2.0 * spread)
-    return CounterDesign(
-        table.name, tuple(table.predictors[i].event for i in always), tuple(steps), enough
-    )
-
-
-def _mean_and_spread(error: Array) -> tuple[float, float]:
-    """Return the mean and its standard error."""
-    return float(error.mean()), float(error.std(ddof=1) / np.sqrt(error.size))
-
-
-def _keep_events(table: CounterTable, chosen: list[int]) -> CounterTable:
-    order = sorted(chosen)
-    return replace(
-        table,
-        predictors=tuple(table.predictors[i] for i in order),
-        occurrence=table.occurrence[:, order],
-    )
-
-
-def _held_out_errors(
-    table: CounterTable,
-    leaning: float,
-    idle: Mask,
-) -> Array:
-    """Return the error of each benchmark (of each busy row, where memory has a rail) with its fold
-    held out.
-    """
-    if "memory" not in table.rail_w:
-        trained = table.keep_benchmarks(table.split_benchmarks()[0])
-        bench = FitWorkbench({"": trained})
-        clocks = np.unique(bench.clock_hz).size * np.unique(bench.memory_clock_hz).size
-        kind = CounterModelKind.LINEAR if clocks > 1 else CounterModelKind.RATE
-        folds = deal_folds(np.arange(trained.benchmarks), FOLDS)
-        everything = np.ones(trained.benchmarks, dtype=bool)
-        settings = replace(bench.start(), tied=False, strength=0.0)
-        return held_out_errors(bench, kind, settings, everything, folds)
-    design = replace(make_rails_design(table), idle=idle)
-    train, _ = split_rows(table)
-    found_w = np.full(table.rows, np.nan)
-    for fold in deal_folds(np.arange(table.benchmarks), FOLDS):
-        test = fold[table.benchmark] & train
-        if test.any():
-            found_w[test] = solve_rails(design, train & ~test, leaning).total_w(design)[test]
-    busy = train & ~idle
-    return np.asarray(100.0 * np.abs(found_w[busy] / table.power_w[busy] - 1.0))

@@ -37,7 +37,7 @@ from wattcast.core.row_tables import ROWS_FILE, read_table
 from wattcast.core.strict_files import read_shipped_table, read_shipped_yaml
 from wattcast.hardware import OperatingPoint
 from wattcast.hardware.catalogue_reader import strip_board
-from wattcast.lab.counter_models import profiler_counters
+from wattcast.lab.counter_models import microbench_lines, profiler_counters
 from wattcast.lab.counter_models.counter_table import read_column_map
 from wattcast.lab.gpuwattch.architecture import (
     ChipArchitecture,
@@ -208,7 +208,7 @@ def read_benchmarks(folder: Path, gpu: str = PARENT) -> CountedLaunches:
         files("wattcast.lab.counter_models").joinpath("columns", f"{gpu}.yaml")
     ).left_out
     rows = []
-    for line in profiler_counters.make_table_lines(folder, gpu):
+    for line in microbench_lines.make_table_lines(folder, gpu):
         name = str(line["benchmark"])
         if str(line["group"]).startswith("multimedia") or name in {
             *skipped,
@@ -246,7 +246,7 @@ def counted_rows(folder: Path, gpu: str = PARENT) -> list[tuple[Plain, list[dict
     device memory. Of larger ones every result goes there once."""
     chip = find_gpu(gpu)
     half_l2 = 0.5 * float(np.mean(chip.need("l2.capacity_byte")))
-    counted = profiler_counters.read_operator_metrics(folder, float(np.mean(chip.sm_count)))
+    counted = microbench_lines.read_operator_metrics(folder, float(np.mean(chip.sm_count)))
     pairs = []
     for row in read_table(folder / ROWS_FILE):
         usable = row["kind"] == "sustained" and row["data"] == "random" and not row["error"]
@@ -283,7 +283,7 @@ def read_operators(folder: Path, gpu: str = PARENT) -> CountedLaunches:
         active = min(
             sum(m["sm__cycles_active.sum"] for m in kernels) / (sms * seconds * clock_hz), 1.0
         )
-        level = profiler_counters.bundle_voltage(gpu, row["sm_clock_hz"])
+        level = microbench_lines.bundle_voltage(gpu, row["sm_clock_hz"])
         rows.append(
             (row["spec"], row["family"], row["power_w"], seconds, clock_hz, level, active, counts)
         )

@@ -21,7 +21,7 @@ from wattcast.core.errors import bad_value
 from wattcast.core.row_journals import read_lines
 from wattcast.hardware import Gpu, load_gpu
 from wattcast.lab.campaigns.database_files import make_pipe_table
-from wattcast.lab.counter_models.profiler_counters import OTHER_CARD, RESULT_FILES
+from wattcast.lab.counter_models.microbench_lines import OTHER_CARD, RESULT_FILES
 from wattcast.lab.microbench.microbench_report import (
     Row,
     make_device_rows,

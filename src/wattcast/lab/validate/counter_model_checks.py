@@ -34,8 +34,8 @@ from wattcast.core.row_tables import (
     read_table,
 )
 from wattcast.hardware import OperatingPoint
-from wattcast.lab.counter_models import profiler_counters
-from wattcast.lab.counter_models.profiler_counters import events_of_launch
+from wattcast.lab.counter_models import microbench_lines
+from wattcast.lab.counter_models.microbench_lines import events_of_launch
 from wattcast.lab.counter_models.two_rails import RailsFit, shipped_fit
 from wattcast.power.activity import Activity, ActivitySource
 
@@ -225,7 +225,7 @@ def multimedia_power(fit: RailsFit) -> list[PredictedPair]:
     return [
         PredictedPair(name, *watts)
         for name, watts in _tested_watts(fit).items()
-        if not profiler_counters.moves_frames(name)
+        if not microbench_lines.moves_frames(name)
     ]
 
 
@@ -248,13 +248,13 @@ def kernel_energies_above_idle(fit: RailsFit) -> list[PredictedPair]:
     duration. Predicted: the events of the kernel's own counters times their costs."""
     table = fit.table
     at = {table.benchmark_names[b]: i for i, b in enumerate(table.benchmark)}
-    bare = at[profiler_counters.MOVE_FRAMES]
+    bare = at[microbench_lines.MOVE_FRAMES]
     idle_w = float(table.power_w[at[IDLE_ROW]])
     if table.duration_s is None:
         raise bad_value(table.name, "durations", "none")
     rows = []
     for name, i in at.items():
-        if not name.endswith(profiler_counters.MOVED_SUFFIX):
+        if not name.endswith(microbench_lines.MOVED_SUFFIX):
             continue
         pass_s = table.duration_s[i]
         bare_s = table.duration_s[bare]
@@ -264,7 +264,7 @@ def kernel_energies_above_idle(fit: RailsFit) -> list[PredictedPair]:
         predicted_j = (fit.predicted_w[i] - fit.predicted_w[bare]) * pass_s
         rows.append(
             PredictedPair(
-                name.removesuffix(profiler_counters.MOVED_SUFFIX),
+                name.removesuffix(microbench_lines.MOVED_SUFFIX),
                 float(measured_j),
                 float(predicted_j),
             )
@@ -280,7 +280,7 @@ def predict_database_operators(fit: RailsFit, gpu: str) -> tuple[list[Plain], Ar
     tensor products of integers or fp64 as absent."""
     folder = database_folder(gpu)
     sm_count = float(hardware.load_gpu(gpu).sm_count)
-    counted = profiler_counters.read_operator_metrics(folder, sm_count)
+    counted = microbench_lines.read_operator_metrics(folder, sm_count)
     events = {spec: sum_events(kernels) for spec, kernels in counted.items()}
     rows = []
     for row in read_table(folder / ROWS_FILE):
