@@ -14,6 +14,7 @@ from collections.abc import (
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -108,6 +109,7 @@ def average_error_plane(
 
 HUBER_LIMIT = 1.345  # in standard deviations: 95 % efficient on Gaussian errors
 HUBER_STEPS = 6
+NORMAL_MEDIAN_DEVIATION = 1.4826  # standard deviation of Gaussian errors over their median size
 NOT_EVENTS = ("core leakage", "core clock")
 SHRINKAGE_STRENGTHS = (1.0, 0.0, 0.1, 10.0)
 FEW_BENCHMARKS = 5  # below so many per predictor, events of a family share one coefficient at first
@@ -117,8 +119,9 @@ def huber_weights(error: Array) -> Array:
     """Return weights of rows by their relative errors, below 1 for those beyond ``HUBER_LIMIT``
     robust deviations.
     """
-    spread = 1.4826 * float(np.median(np.abs(error - np.median(error)))) + 1e-12
-    return np.minimum(1.0, HUBER_LIMIT * spread / np.maximum(np.abs(error), 1e-12))
+    deviation = float(np.median(np.abs(error - np.median(error))))
+    robust_deviation = NORMAL_MEDIAN_DEVIATION * deviation + 1e-12
+    return np.minimum(1.0, HUBER_LIMIT * robust_deviation / np.maximum(np.abs(error), 1e-12))
 
 
 class CostEstimator(StrEnum):
@@ -183,22 +186,25 @@ class FitWorkbench:
         self.tables = dict(tables)
         self.estimator = estimator
         self.table = next(iter(self.tables.values()))
-        self.named = bool(offset_hz)
+        self.has_named_offsets = bool(offset_hz)
         self.offset_hz = tuple(offset_hz) or (float(self.table.memory_clock_hz.min()),)
-        gone = [hz for hz in self.offset_hz if hz not in self.table.memory_clock_hz]
-        if gone:
-            seen = ", ".join(f"{hz / 1e6:g}" for hz in np.unique(self.table.memory_clock_hz))
-            raise bad_value(
-                "offset", f"a memory clock of the table ({seen} MHz)", f"{gone[0] / 1e6:g} MHz"
-            )
-        self.point, self.clock_hz, self.memory_clock_hz = rail_terms.operating_points(self.table)
+        self._check_offsets()
+        point, clock_hz, memory_clock_hz = rail_terms.operating_points(self.table)
+        self.point = point
+        self.clock_hz = clock_hz
+        self.memory_clock_hz = memory_clock_hz
         # the row of each benchmark at the default clocks; None where some benchmark has none
-        at = np.flatnonzero(self.table.at_default())
-        self.anchor: LabelCodes | None = None
-        if np.unique(self.table.benchmark[at]).size == self.table.benchmarks:
-            self.anchor = np.zeros(self.table.benchmarks, dtype=np.int64)
-            self.anchor[self.table.benchmark[at]] = at
-        self._made: dict[tuple[CounterModelKind, str, bool, bool], GramCells] = {}
+        self.anchor = _find_default_rows(self.table)
+        self._cells: dict[tuple[CounterModelKind, str, bool, bool], GramCells] = {}
+
+    def _check_offsets(self) -> None:
+        """Refuse an offset at a memory clock that the table does not have."""
+        table_hz = np.unique(self.table.memory_clock_hz).tolist()
+        for clock_hz in self.offset_hz:
+            if clock_hz not in table_hz:
+                in_table = ", ".join(f"{hz / 1e6:g}" for hz in table_hz)
+                expectation = f"a memory clock of the table ({in_table} MHz)"
+                raise bad_value("offset", expectation, f"{clock_hz / 1e6:g} MHz")
 
     @property
     def reference_hz(self) -> tuple[float, float]:
@@ -223,20 +229,22 @@ class FitWorkbench:
         since each can hide the other."""
         if model is not CounterModelKind.HYBRID:
             return [[{"tied": False, "strength": 0.0}]]
-        clocks = np.unique(self.clock_hz).size, np.unique(self.memory_clock_hz).size
-        floors = (
-            (False, True)
-            if clocks[0] > 2 and clocks[1] > 1 and "core" not in self.table.voltage_v
-            else (False,)
-        )
-        axes: list[list[Any]] = [
-            [{"variant": name, "floored": flag} for name in self.tables for flag in floors]
+        core_clocks = np.unique(self.clock_hz).size
+        memory_clocks = np.unique(self.memory_clock_hz).size
+        infers_core = "core" not in self.table.voltage_v
+        may_be_floored = core_clocks > 2 and memory_clocks > 1 and infers_core
+        floors = (False, True) if may_be_floored else (False,)
+        variants = product(self.tables, floors)
+        axes: list[list[dict[str, Any]]] = [
+            [{"variant": name, "floored": is_floored} for name, is_floored in variants]
         ]
-        if self.named or clocks[1] > 3:
-            axes.append([{"offset": flag} for flag in ((True,) if self.named else (False, True))])
+        if self.has_named_offsets:
+            axes.append([{"offset": True}])
+        elif memory_clocks > 3:
+            axes.append([{"offset": False}, {"offset": True}])
         if self._has_families():
             first = self.start().tied
-            axes.append([{"tied": flag} for flag in (first, not first)])
+            axes.append([{"tied": first}, {"tied": not first}])
         axes.append([{"strength": strength} for strength in SHRINKAGE_STRENGTHS])
         return axes
 
@@ -252,12 +260,12 @@ class FitWorkbench:
     ) -> GramCells:
         """Return the Gram cells of the terms for these settings."""
         key = (model, settings.variant, settings.offset, settings.tied)
-        if key not in self._made:
+        if key not in self._cells:
             offsets = self.offset_hz if settings.offset else ()
             table = self.tables[settings.variant]
             terms = rail_terms.build_terms(model, table, offsets, settings.tied)
-            self._made[key] = rail_terms.make_gram_cells(table, terms)
-        return self._made[key]
+            self._cells[key] = rail_terms.make_gram_cells(table, terms)
+        return self._cells[key]
 
     def fit(
         self,
@@ -274,27 +282,26 @@ class FitWorkbench:
         cells = self.make_cells(model, settings)
         terms = cells.terms
         table = self.tables[settings.variant]
-        rows = (
-            train[table.benchmark]
-            if clocks is None
-            else train[table.benchmark] & clocks[self.point]
-        )
-        signed = tuple(self.estimator is CostEstimator.ORDINARY or flag for flag in terms.signed)
-        firmness = settings.strength * float(rows.sum()) / max(int(train.sum()), 1)
+        rows = train[table.benchmark]
+        if clocks is not None:
+            rows = rows & clocks[self.point]
+        is_ordinary = self.estimator is CostEstimator.ORDINARY
+        signed = tuple(is_ordinary or flag for flag in terms.signed)
+        rows_per_benchmark = float(rows.sum()) / max(int(train.sum()), 1)
+        firmness = settings.strength * rows_per_benchmark
         mean_w = float(table.power_w[rows].mean())
+        full = table.full(rows)
         for _ in range(1 + HUBER_STEPS):
             how = rail_terms.plan_voltages(cells, *self.reference_hz, settings.floored)
-            pull = rail_terms.shrinkage_penalty(
-                table, terms, cells.scale, table.full(rows), mean_w, firmness
-            )
-            inferred = rail_terms.infer_voltages(
-                terms, cells.summed(train, clocks), how, signed, pull
-            )
+            pull = rail_terms.shrinkage_penalty(table, terms, cells.scale, full, mean_w, firmness)
+            gram = cells.summed(train, clocks)
+            inferred = rail_terms.infer_voltages(terms, gram, how, signed, pull)
             terms_fit = TermsFit(model, settings, cells, how, inferred, pull, signed)
             if self.estimator is not CostEstimator.HUBER or not robust:
                 break
             weight = np.ones(table.rows)
-            weight[rows] = huber_weights(self.predict(terms_fit)[rows] / table.power_w[rows] - 1.0)
+            relative_error = self.predict(terms_fit)[rows] / table.power_w[rows] - 1.0
+            weight[rows] = huber_weights(relative_error)
             cells = rail_terms.make_gram_cells(table, terms, weight)
         return terms_fit
 
@@ -314,17 +321,33 @@ class FitWorkbench:
         switching S of the core rail's events. A model without rails keeps the error as it is, S =
         S₀."""
         assert self.anchor is not None, "every benchmark was measured at the default clocks"
-        at = self.anchor[self.table.benchmark]
+        anchor = self.anchor[self.table.benchmark]  # the row at the default clocks of each row
         predicted_w = self.predict(fit)
+        missed_w = (self.table.power_w - predicted_w)[anchor]
         switching = np.ones(self.table.rows)
         if fit.model not in (CounterModelKind.RATE, CounterModelKind.LINEAR):
-            core = (fit.terms.rail == 0) & ~np.isin(fit.terms.names, NOT_EVENTS)
-            counted = self._term_watts(fit)[:, core].sum(axis=1)
-            # V²·f where nothing happens
-            idle = fit.inferred.voltage[self.point, 0] ** 2 * self.table.clock_hz
-            switching = np.where(counted > 0, counted, idle)
-        missed_w = (self.table.power_w - predicted_w)[at]
-        return np.asarray(predicted_w + missed_w * switching / switching[at])
+            switching = self._switching(fit)
+        return np.asarray(predicted_w + missed_w * switching / switching[anchor])
+
+    def _switching(self, fit: TermsFit) -> Array:
+        """Return the watts of the core rail's events in each row, V²·f where nothing happens."""
+        is_event = (fit.terms.rail == 0) & ~np.isin(fit.terms.names, NOT_EVENTS)
+        event_w = self._term_watts(fit)[:, is_event].sum(axis=1)
+        core_voltage = fit.inferred.voltage[self.point, 0]
+        return np.asarray(np.where(event_w > 0, event_w, core_voltage**2 * self.table.clock_hz))
+
+
+def _find_default_rows(table: CounterTable) -> LabelCodes | None:
+    """Return the row of each benchmark at the default clocks; None where some benchmark has
+    none.
+    """
+    rows = np.flatnonzero(table.at_default())
+    benchmark = table.benchmark[rows]
+    if np.unique(benchmark).size < table.benchmarks:
+        return None
+    row_of_benchmark = np.zeros(table.benchmarks, dtype=np.int64)
+    row_of_benchmark[benchmark] = rows
+    return row_of_benchmark
 
 
 def choose_settings(
@@ -341,22 +364,32 @@ def choose_settings(
     about how power changes with the clocks are judged with the power at the default clocks known,
     where possible: the difference of two benchmarks at one clock carries no information about them.
     """
-    judge = cache(
-        lambda trial, anchored: held_out_errors(bench, model, trial, train, inner, anchored)
-    )
+
+    @cache
+    def judge(trial: FitSettings, anchored: bool) -> Array:
+        return held_out_errors(bench, model, trial, train, inner, anchored)
+
     best = bench.start()
     for axis in bench.options(model):
         trials = [replace(best, **option) for option in axis]
+        best = trials[0]
         if len(trials) == 1 or not inner:
-            best = trials[0]
             continue
-        anchored = bench.anchor is not None and not {"tied", "strength"} & set(axis[0])
+        is_about_clocks = not {"tied", "strength"} & set(axis[0])
+        anchored = bench.anchor is not None and is_about_clocks
         error = np.array([judge(trial, anchored) for trial in trials])
         least = int(error.mean(axis=1).argmin())
-        gain = error[0] - error[least]
-        sure = gain.mean() > gain.std(ddof=1) / np.sqrt(gain.size) if gain.size > 1 else False
-        best = trials[least] if sure else trials[0]
+        if _is_surely_better(error[least], error[0]):
+            best = trials[least]
     return best
+
+
+def _is_surely_better(error: Array, first_error: Array) -> bool:
+    """Whether errors of benchmarks are less by more than the standard error of the difference."""
+    gain = first_error - error
+    if gain.size < 2:
+        return False
+    return bool(gain.mean() > gain.std(ddof=1) / np.sqrt(gain.size))
 
 
 def held_out_errors(
@@ -415,21 +448,25 @@ def predict_held_out(
     costs. With the power at the default clocks known, one row of each held-out benchmark enters its
     own prediction alone."""
     table = bench.table
-    predicted_w, anchored_w = np.full((2, table.rows), np.nan)
+    predicted_w = np.full(table.rows, np.nan)
+    anchored_w = np.full(table.rows, np.nan)
     outer = deal_folds(labels, folds)
     for index, fold in enumerate(outer):
         train = ~fold
-        fit = bench.fit(
-            model, choose_settings(bench, model, train, deal_inner_folds(labels, train)), train
-        )
+        inner = deal_inner_folds(labels, train)
+        settings = choose_settings(bench, model, train, inner)
+        fit = bench.fit(model, settings, train)
         rows = fold[table.benchmark]
         predicted_w[rows] = bench.predict(fit)[rows]
         if bench.anchor is not None:
             anchored_w[rows] = bench.anchored(fit)[rows]
         if (index + 1) * 10 // len(outer) > index * 10 // len(outer):
             progress(f"{model}: {index + 1} of {len(outer)} held out by {by}")
-    anchored = (anchored_w, score_prediction(table, anchored_w)) if bench.anchor is not None else ()
-    return HeldOutPrediction(predicted_w, score_prediction(table, predicted_w), *anchored)
+    score = score_prediction(table, predicted_w)
+    if bench.anchor is None:
+        return HeldOutPrediction(predicted_w, score)
+    anchored_score = score_prediction(table, anchored_w)
+    return HeldOutPrediction(predicted_w, score, anchored_w, anchored_score)
 
 
 def deal_inner_folds(labels: LabelCodes, train: Mask) -> list[Mask]:
@@ -437,8 +474,7 @@ def deal_inner_folds(labels: LabelCodes, train: Mask) -> list[Mask]:
     training_labels = np.unique(labels[train])
     if training_labels.size < 2:
         return []
-    spare = np.where(
-        train, labels, training_labels[0]
-    )  # held-out benchmarks are in no inner fold that counts
+    # held-out benchmarks are in no inner fold that counts
+    spare = np.where(train, labels, training_labels[0])
     folds = deal_folds(spare, INNER_FOLDS if training_labels.size > MANY_BENCHMARKS else 0)
     return [fold & train for fold in folds]
