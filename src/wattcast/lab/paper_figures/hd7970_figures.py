@@ -47,6 +47,7 @@ from wattcast.report.figure_style import (
 )
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 LEGEND_RIGHT: dict[str, Any] = {
@@ -58,6 +59,7 @@ BLUE = "#0072B2"
 ORANGE = "#E69F00"
 GREEN = "#009E73"
 GREY = "#999999"
+LEAST_LABELLED_SHARE = 0.04  # of the time; smaller bars have no room for words
 
 
 def measure_table_sensitivities(tables: PlantTables) -> dict[str, Array]:
@@ -70,16 +72,17 @@ def measure_table_sensitivities(tables: PlantTables) -> dict[str, Array]:
     lattice = tables.lattice
     top = lattice.flat_index(lattice.top)
     sensitivities: dict[str, Array] = {}
-    for i, knob in enumerate(lattice.knobs):
-        lower = [
-            lattice.flat_index(move_knob(lattice.top, i, level))
-            for level in range(len(knob.levels) - 1)
-        ]
+    for place, knob in enumerate(lattice.knobs):
+        lower_levels = range(len(knob.levels) - 1)
+        lower = [lattice.flat_index(move_knob(lattice.top, place, level)) for level in lower_levels]
         values = np.asarray(knob.levels)
-        of_pairs = measure_sensitivity(
-            tables.time_s[:, lower], tables.time_s[:, [top]], values[:-1], values[-1:]
+        by_level = measure_sensitivity(
+            tables.time_s[:, lower],
+            tables.time_s[:, [top]],
+            values[:-1],
+            values[-1:],
         )
-        sensitivities[knob.role] = of_pairs.mean(axis=-1)
+        sensitivities[knob.role] = by_level.mean(axis=-1)
     return sensitivities | combine_knobs(sensitivities)
 
 
@@ -120,28 +123,28 @@ def draw_balance_curves(tables: PlantTables, kernels: Sequence[str]) -> Figure:
     """Draw performance over the card's ops per byte, a curve per memory clock, relative to the
     lowest (figure 3).
     """
+    lattice = tables.lattice
+    units = lattice.knob_values(KnobRole.COMPUTE_UNITS)
+    compute_hz = units * lattice.knob_values(KnobRole.CORE_CLOCK)
+    memory_hz = lattice.knob_values(KnobRole.MEMORY_CLOCK)
+    balance = (compute_hz / compute_hz.min()) / (memory_hz / memory_hz.min())
+    bottom = lattice.flat_index(lattice.bottom)
     figure = new_figure(4.2 * len(kernels), 3.8)
-    compute = tables.lattice.knob_values(KnobRole.COMPUTE_UNITS) * tables.lattice.knob_values(
-        KnobRole.CORE_CLOCK
-    )
-    memory = tables.lattice.knob_values(KnobRole.MEMORY_CLOCK)
-    ratio = (compute / compute.min()) / (memory / memory.min())
-    for axes, kernel in zip(np.atleast_1d(figure.subplots(1, len(kernels))), kernels, strict=True):
+    panels = np.atleast_1d(figure.subplots(1, len(kernels)))
+    for axes, kernel in zip(panels, kernels, strict=True):
         time_s = tables.time_s[tables.kernels.index(kernel)]
-        speed = time_s[tables.lattice.flat_index(tables.lattice.bottom)] / time_s
-        for i, hz in enumerate(np.unique(memory)):
-            here = memory == hz
-            order = np.argsort(ratio[here], kind="stable")
-            x = ratio[here][order]
-            y = speed[here][order]
+        speed = time_s[bottom] / time_s
+        for number, clock_hz in enumerate(np.unique(memory_hz)):
+            here = memory_hz == clock_hz
+            order = np.argsort(balance[here], kind="stable")
             axes.plot(
-                x,
-                y,
+                balance[here][order],
+                speed[here][order],
                 marker=".",
                 markersize=3,
                 lw=0.8,
-                color=_shade(i, 7),
-                label=f"{hz / 1e6:.0f}",
+                color=_shade(number, 7),
+                label=f"{clock_hz / 1e6:.0f}",
             )
         axes.set(
             title=kernel,
@@ -157,24 +160,18 @@ def draw_power_over_compute(tables: PlantTables, kernel: str) -> Figure:
     settings (figure 4).
     """
     figure, axes = new_axes(6.0, 4.0)
-    row = (
-        tables.power_w[tables.kernels.index(kernel)]
-        / tables.power_w[tables.kernels.index(kernel), 0]
-    )
+    kernel_w = tables.power_w[tables.kernels.index(kernel)]
     units = tables.lattice.knob_values(KnobRole.COMPUTE_UNITS)
-    core = tables.lattice.knob_values(KnobRole.CORE_CLOCK)
-    full = (
-        tables.lattice.knob_values(KnobRole.MEMORY_CLOCK)
-        == tables.lattice.knob_values(KnobRole.MEMORY_CLOCK).max()
-    )
-    for i, count in enumerate(np.unique(units)):
-        here = full & (units == count)
-        x = units[here] * core[here] / 1e9
+    core_hz = tables.lattice.knob_values(KnobRole.CORE_CLOCK)
+    memory_hz = tables.lattice.knob_values(KnobRole.MEMORY_CLOCK)
+    at_top_memory = memory_hz == memory_hz.max()
+    for number, count in enumerate(np.unique(units)):
+        here = at_top_memory & (units == count)
         axes.plot(
-            x,
-            row[here],
+            units[here] * core_hz[here] / 1e9,
+            (kernel_w / kernel_w[0])[here],
             marker=".",
-            color=_shade(i, 8),
+            color=_shade(number, 8),
             label=f"{count:.0f} units",
         )
     axes.set(
@@ -191,14 +188,15 @@ def draw_power_over_memory(tables: PlantTables, kernel: str) -> Figure:
     figure, axes = new_axes(5.0, 3.6)
     which = tables.lattice.find_knob(KnobRole.MEMORY_CLOCK)
     assert which is not None, "the plant has no memory clock to turn"
-    top = tables.lattice.top
-    levels = tables.lattice.knobs[which].levels
-    flat = [
-        tables.lattice.flat_index((*top[:which], i, *top[which + 1 :])) for i in range(len(levels))
+    lattice = tables.lattice
+    levels_hz = lattice.knobs[which].levels
+    settings = [
+        lattice.flat_index(move_knob(lattice.top, which, level)) for level in range(len(levels_hz))
     ]
+    power_w = tables.power_w[tables.kernels.index(kernel), settings]
     axes.plot(
-        np.asarray(levels) / 1e6,
-        tables.power_w[tables.kernels.index(kernel), flat],
+        np.asarray(levels_hz) / 1e6,
+        power_w,
         marker="o",
         color=BLUE,
     )
@@ -207,7 +205,7 @@ def draw_power_over_memory(tables: PlantTables, kernel: str) -> Figure:
         xlabel="Memory clock (MHz)",
         ylabel="Board power (W)",
     )
-    axes.set_ylim(0, 1.1 * float(tables.power_w[tables.kernels.index(kernel), flat].max()))
+    axes.set_ylim(0, 1.1 * float(power_w.max()))
     return add_caption(figure, tables.source)
 
 
@@ -216,32 +214,33 @@ def draw_metric_comparison(tables: PlantTables, kernels: Sequence[str]) -> Figur
     (figure 6).
     """
     figure = new_figure(4.5 * len(kernels), 3.6)
-    for axes, kernel in zip(np.atleast_1d(figure.subplots(1, len(kernels))), kernels, strict=True):
-        k = tables.kernels.index(kernel)
-        time_s = tables.time_s[k]
-        energy = tables.energy_j[k]
-        fastest = int(time_s.argmin())
-        best = {
-            "energy": int(energy.argmin()),
-            "ED²": int((energy * time_s**2).argmin()),
-            "performance": fastest,
-        }
+    panels = np.atleast_1d(figure.subplots(1, len(kernels)))
+    for axes, kernel in zip(panels, kernels, strict=True):
+        place = tables.kernels.index(kernel)
+        time_s = tables.time_s[place]
+        energy_j = tables.energy_j[place]
         quantities = {
             "performance": 1 / time_s,
-            "energy": energy,
-            "ED²": energy * time_s**2,
-            "ED": energy * time_s,
+            "energy": energy_j,
+            "ED²": energy_j * time_s**2,
+            "ED": energy_j * time_s,
         }
-        for i, (name, at) in enumerate(best.items()):
-            values = [float(q[at] / q[fastest]) for q in quantities.values()]
+        fastest = int(time_s.argmin())
+        settings = {
+            "energy": (int(energy_j.argmin()), BLUE),
+            "ED²": (int(quantities["ED²"].argmin()), GREEN),
+            "performance": (fastest, GREY),
+        }
+        for number, (name, (setting, colour)) in enumerate(settings.items()):
+            relative = [float(q[setting] / q[fastest]) for q in quantities.values()]
             axes.bar(
-                np.arange(4) + 0.27 * (i - 1),
-                values,
+                np.arange(len(relative)) + 0.27 * (number - 1),
+                relative,
                 0.27,
                 label=f"best {name}",
-                color=(BLUE, GREEN, GREY)[i],
+                color=colour,
             )
-        axes.set_xticks(range(4), list(quantities))
+        axes.set_xticks(range(len(quantities)), list(quantities))
         axes.set(title=kernel, ylabel="Relative to the fastest settings")
         axes.axhline(1.0, color="black", lw=0.5)
         axes.set_ylim(0, 1.15)
@@ -260,20 +259,18 @@ def draw_sensitivity_cases(tables: PlantTables, kernels: Sequence[str]) -> Figur
     """
     figure = new_figure(10.5, 4.4)
     sensitivity_axes, counter_axes = figure.subplots(1, 2)
+    rows = [tables.kernels.index(kernel) for kernel in kernels]
     sensitivities = measure_table_sensitivities(tables)
-    rows = [tables.kernels.index(k) for k in kernels]
-    for i, knob in enumerate(tables.lattice.knobs):
-        sensitivity_axes.bar(np.arange(len(rows)) + 0.25 * (i - 1), sensitivities[knob.role][rows], 0.25, label=str(knob.role),
-                 color=(BLUE, ORANGE, GREEN)[i])  # fmt: skip
-    shown = {
-        "NormVGPR": 1.0,
-        "VALUUtilization": 0.01,
-        "icActivity": 1.0,
-    }
+    roles = [knob.role for knob in tables.lattice.knobs]
+    by_role = {str(role): sensitivities[role][rows] for role in roles}
+    _draw_groups(sensitivity_axes, by_role, (BLUE, ORANGE, GREEN))
     top = tables.lattice.flat_index(tables.lattice.top)
-    for i, (name, scale) in enumerate(shown.items()):
-        counter_axes.bar(np.arange(len(rows)) + 0.25 * (i - 1), scale * tables.counters[name][rows, top], 0.25, label=name,
-                  color=("#56B4E9", "#CC79A7", GREY)[i])  # fmt: skip
+    shares = {
+        "NormVGPR": tables.counters["NormVGPR"][rows, top],
+        "VALUUtilization": 0.01 * tables.counters["VALUUtilization"][rows, top],
+        "icActivity": tables.counters["icActivity"][rows, top],
+    }
+    _draw_groups(counter_axes, shares, ("#56B4E9", "#CC79A7", GREY))
     for axes, label in ((sensitivity_axes, "Sensitivity"), (counter_axes, "Counter (of 1)")):
         axes.set_xticks(
             range(len(rows)), [k.split(".")[-1] for k in kernels], rotation=30, ha="right"
@@ -286,6 +283,23 @@ def draw_sensitivity_cases(tables: PlantTables, kernels: Sequence[str]) -> Figur
             frameon=False,
         )
     return add_caption(figure, tables.source)
+
+
+def _draw_groups(
+    axes: Axes,
+    values_of_name: Mapping[str, Array],
+    colours: Sequence[str],
+) -> None:
+    """Draw bars of three series side by side, a group for each kernel."""
+    series = zip(values_of_name.items(), colours, strict=True)
+    for number, ((name, values), colour) in enumerate(series):
+        axes.bar(
+            np.arange(len(values)) + 0.25 * (number - 1),
+            values,
+            0.25,
+            label=name,
+            color=colour,
+        )
 
 
 def draw_phases(tables: PlantTables, kernel: str) -> Figure:
@@ -327,22 +341,28 @@ def draw_power_shares(
     (figure 17).
     """
     figure, axes = new_axes(max(6.0, 0.8 * len(applications)), 4.0)
-    for i, application in enumerate(applications):
-        base = chip_and_memory_w(tables, comparison.runs[PolicyName.DEFAULT, application])
-        for j, policy in enumerate((PolicyName.DEFAULT, PolicyName.HARMONIA)):
-            gpu, memory = (
-                100 * w / sum(base)
-                for w in chip_and_memory_w(tables, comparison.runs[policy, application])
-            )
-            x = i + 0.38 * (j - 0.5)
-            axes.bar(x, gpu, 0.36, color=MODULE["sm"], label="chip" if i == j == 0 else None)
+    for place, application in enumerate(applications):
+        default_run = comparison.runs[PolicyName.DEFAULT, application]
+        default_w = sum(chip_and_memory_w(tables, default_run))
+        for side, policy in enumerate((PolicyName.DEFAULT, PolicyName.HARMONIA)):
+            chip_w, memory_w = chip_and_memory_w(tables, comparison.runs[policy, application])
+            chip_percent = 100 * chip_w / default_w
+            is_first = place == side == 0
+            x = place + 0.38 * (side - 0.5)
             axes.bar(
                 x,
-                memory,
+                chip_percent,
                 0.36,
-                bottom=gpu,
+                color=MODULE["sm"],
+                label="chip" if is_first else None,
+            )
+            axes.bar(
+                x,
+                100 * memory_w / default_w,
+                0.36,
+                bottom=chip_percent,
                 color=MODULE["dram"],
-                label="memory" if i == j == 0 else None,
+                label="memory" if is_first else None,
             )
     axes.set_xticks(range(len(applications)), applications, rotation=45, ha="right")
     axes.set_ylabel("Power, relative to default (%)")
@@ -406,40 +426,65 @@ def draw_residency(
     """
     figure, axes = new_axes(6.0 if paper is None else 9.0, 4.0)
     if kernel is not None:
-        here = np.array([tables.kernels[p] == kernel for p in played.phase])
-        columns = (
-            played.chosen[here],
-            played.phase[here],
-            played.time_s[here],
-            played.energy_j[here],
-        )
-        played = PlayedRun(played.application, *columns)
+        played = _select_kernel(tables, played, kernel)
     shares = compute_residency(tables, played)
-    drawn = {"ours": shares} if paper is None else {"ours": shares, "the paper's": paper}
-    names = [f"{role}\n{whose}" for role in shares for whose in drawn]
-    for i, (role, level_shares) in enumerate(
-        (role, by_role[role]) for role in shares for by_role in drawn.values()
-    ):
-        levels = list(shares[role])
-        bottom = 0.0
-        for level in sorted(level_shares):
-            share = level_shares[level]
-            grey = 0.95 - 0.8 * levels.index(level) / max(len(levels) - 1, 1)
-            axes.bar(i, 100 * share, bottom=100 * bottom, color=str(grey))
-            text = f"{level:.0f}" if role == KnobRole.COMPUTE_UNITS else f"{level / 1e6:.0f} MHz"
-            if share > 0.04:
-                axes.text(
-                    i,
-                    100 * (bottom + share / 2),
-                    text,
-                    ha="center",
-                    va="center",
-                    color=ORANGE,
-                )
-            bottom += share
+    drawn: dict[str, Mapping[str, Mapping[float, float]]] = {"ours": shares}
+    if paper is not None:
+        drawn["the paper's"] = paper
+    names: list[str] = []
+    for role, own_shares in shares.items():
+        levels = list(own_shares)
+        unit = 1.0 if role == KnobRole.COMPUTE_UNITS else 1e6
+        suffix = "" if role == KnobRole.COMPUTE_UNITS else " MHz"
+        for whose, by_role in drawn.items():
+            bars = [
+                (level, share, f"{level / unit:.0f}{suffix}")
+                for level, share in sorted(by_role[role].items())
+            ]
+            _stack_levels(axes, len(names), levels, bars)
+            names.append(f"{role}\n{whose}")
     axes.set_xticks(range(len(names)), names)
     axes.set(title=kernel or played.application, ylabel="Share of time (%)")
     return add_caption(figure, tables.source)
+
+
+def _select_kernel(
+    tables: PlantTables,
+    played: PlayedRun,
+    kernel: str,
+) -> PlayedRun:
+    """Return the phases of a run that are of one kernel."""
+    here = np.array([tables.kernels[phase] == kernel for phase in played.phase])
+    return PlayedRun(
+        played.application,
+        played.chosen[here],
+        played.phase[here],
+        played.time_s[here],
+        played.energy_j[here],
+    )
+
+
+def _stack_levels(
+    axes: Axes,
+    place: int,
+    levels: Sequence[float],
+    bars: Sequence[tuple[float, float, str]],
+) -> None:
+    """Stack the shares of a knob's levels, higher levels darker; small shares stay unlabelled."""
+    bottom = 0.0
+    for level, share, text in bars:
+        grey = 0.95 - 0.8 * levels.index(level) / max(len(levels) - 1, 1)
+        axes.bar(place, 100 * share, bottom=100 * bottom, color=str(grey))
+        if share > LEAST_LABELLED_SHARE:
+            axes.text(
+                place,
+                100 * (bottom + share / 2),
+                text,
+                ha="center",
+                va="center",
+                color=ORANGE,
+            )
+        bottom += share
 
 
 def compute_residency(tables: PlantTables, played: PlayedRun) -> dict[str, dict[float, float]]:
