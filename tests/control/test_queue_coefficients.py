@@ -1,0 +1,137 @@
+"""What single coefficients of a clock that follows an engine's work mean."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from test_queue_keeper import LEVELS_HZ, PROMPT, SteadyEngine, forecast
+
+from wattcast.control import queue_keeper
+from wattcast.control.queue_keeper import RATIOS, QueueKeeper, _Load, _Margin
+from wattcast.control.serving_control import EngineReading, LatencyHistogram, ServingLimits
+
+NO_TIMES = LatencyHistogram((math.inf,), (0.0,), 0.0)
+EMPTY = EngineReading(NO_TIMES, NO_TIMES, tokens=0.0, waiting=0.0, running=0.0, prompt_tokens=0.0)
+
+
+def make_keeper() -> QueueKeeper:
+    return QueueKeeper(LEVELS_HZ.tolist(), ServingLimits(0.5, 0.05), lambda *_: forecast())
+
+
+def test_first_requests_may_take_a_fifth_more_than_forecast_and_vary_by_a_half() -> None:
+    """Nothing is known of an engine at first."""
+    margin = _Margin(0.5)
+    mean = margin.total / margin.weight
+    assert 1.1 < mean < 1.3
+    assert 0.4 < math.sqrt(margin.squares / margin.looks) / mean < 0.6
+
+
+def test_twenty_requests_count_as_much_as_what_is_thought_before_them() -> None:
+    margin = _Margin(0.0)
+    thought = margin.total / margin.weight
+    as_forecast = LatencyHistogram((0.1, 0.2, math.inf), (20.0, 20.0, 20.0), 20.0 * 0.02)
+    margin.learn(as_forecast, 0.02, 0.0)
+    believed = (margin.total / margin.weight - 1.0) / (thought - 1.0)
+    assert believed == pytest.approx(0.5, abs=0.05)
+
+
+@pytest.mark.parametrize(("far", "is_reached"), [(4.0, False), (6.0, True)])
+def test_one_request_of_two_hundred_is_looked_at(far: float, is_reached: bool) -> None:
+    """A limit of the 99th percentile leaves as many for chance."""
+    margin = _Margin(0.0)
+    near_place, far_place = np.searchsorted(RATIOS, (1.5, 3.0))
+    margin.bounds[near_place] = 1000.0 - far
+    margin.bounds[far_place] = far
+    assert bool(margin.factor > 2.0) is is_reached
+
+
+def test_traffic_of_the_last_minute_is_looked_at() -> None:
+    engine = SteadyEngine()
+    engine.play(200)
+    looks = engine.keeper._looks
+    assert 50.0 < looks[-1].at_s - looks[0].at_s < 70.0
+
+
+def test_a_load_is_prepared_for_that_is_a_standard_error_above_the_mean() -> None:
+    """Five requests a second for a minute may be 300 by chance, give or take 17."""
+    engine = SteadyEngine(load=5.0)
+    engine.play(200)
+    load = engine.keeper._estimate_load()
+    assert load is not None
+    errors = (load.per_s - load.mean_per_s) / math.sqrt(load.mean_per_s / 60.0)
+    assert 0.8 < errors < 1.2
+
+
+@pytest.mark.parametrize(("late_share", "is_careful"), [(0.008, False), (0.012, True)])
+def test_a_percent_of_late_requests_makes_careful(late_share: float, is_careful: bool) -> None:
+    engine = SteadyEngine(limits=ServingLimits(0.05, 0.05))
+    engine.play(125)
+    engine.late_share = late_share
+    engine.play(65)
+    assert (engine.keeper._care < 1.0) is is_careful
+
+
+def test_prompts_that_take_a_third_of_the_forecast_are_believed_for_four_fifths() -> None:
+    """One interval in which prompts alone took time: a forecast is not given up for it."""
+    keeper = make_keeper()
+    taken = 0.3
+    keeper._sums = np.array([1.0, 0.0, 0.0, taken * taken, 0.0, taken])
+    _, prompts = keeper.scales
+    assert 0.8 < (prompts - 1.0) / (1.0 / taken - 1.0) < 0.84
+
+
+def test_nine_tenths_of_a_limit_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is expected of the 99th percentile keeps a little off the limit."""
+    engine = SteadyEngine()
+    engine.play(30)
+    keeper = engine.keeper
+    shares = np.linspace(0.5, 1.4, len(LEVELS_HZ))
+    nothing = np.zeros(len(LEVELS_HZ))
+    times = queue_keeper._WorkTimes(shares * keeper.limits.ttft_s, nothing, nothing, nothing + 1.0)
+    known = cast(Any, SimpleNamespace(factor=1.0, learn=lambda *_: None))
+    keeper._margins = (known, known)
+    monkeypatch.setattr(keeper, "_forecast_times", lambda *_: times)
+    seen: list[npt.NDArray[np.bool_]] = []
+
+    def remember_fits(fits: npt.NDArray[np.bool_], power_w: Any) -> int:
+        seen.append(fits)
+        return 0
+
+    monkeypatch.setattr(queue_keeper, "_choose_level", remember_fits)
+    engine.play(1)
+    assert 0.83 < shares[seen[0]].max() < 0.97
+
+
+def first_token_s(per_s: float, dispersion: float) -> float:
+    """Return the time to a first token at the top clock, where prompts take 0.1 s there."""
+    keeper = make_keeper()
+    work = forecast()
+    slow = replace(work, prompt_s=10.0 * work.prompt_s)
+    load = _Load(per_s, per_s, PROMPT, 1.0, dispersion)
+    times = keeper._forecast_times(slow, load, EMPTY)
+    return float(times.first_s[-1])
+
+
+def test_a_burst_of_three_deviations_is_served_in_time() -> None:
+    """As many requests more may come until a higher clock is there."""
+    per_s, prompt_s, reaction_s = 8.0, 0.1, 1.2
+    busy = per_s * prompt_s
+    waiting_s = 3.0 * busy / (1.0 - busy) * prompt_s  # of Pollaczek and Khinchine
+    longer_s = first_token_s(per_s, 4.0) - first_token_s(per_s, 1.0) - waiting_s
+    assert 2.5 < longer_s / (math.sqrt(per_s * reaction_s) * prompt_s) < 3.5
+
+
+def test_a_clock_is_there_a_little_more_than_a_second_after_it_is_needed() -> None:
+    """Metrics are read once a second, and a clock takes a tenth of one.
+
+    Of 12 prompts a second of 0.1 s each, a fifth is left over by then.
+    """
+    alone_s = first_token_s(1e-9, 0.0)
+    left_s = first_token_s(12.0, 0.0) - alone_s
+    assert 1.05 < left_s / 0.2 < 1.4
