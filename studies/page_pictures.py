@@ -32,6 +32,7 @@ def take_pictures(address: str, folder: Path) -> None:
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1440, "height": 800}, bypass_csp=True)
+        page.set_default_timeout(300_000)  # the machine may be busy
         page.goto(address)
         for tab, ready in ANSWERED.items():
             page.click(f"#tab-{tab}")
@@ -39,7 +40,7 @@ def take_pictures(address: str, folder: Path) -> None:
                 page.click("#p-live button >> nth=1")
                 page.wait_for_timeout(3000)
                 page.click("#p-live button >> nth=0")
-            page.wait_for_function(f"Boolean({ready})", timeout=120_000)
+            page.wait_for_function(f"Boolean({ready})", timeout=600_000)
             page.wait_for_timeout(TOAST_MS)
             name = "page" if tab == "predict" else f"page-{tab}"
             save_picture(page.screenshot(full_page=True), folder / f"{name}.webp", 1100)
@@ -47,7 +48,7 @@ def take_pictures(address: str, folder: Path) -> None:
             viewport={"width": 390, "height": 844}, color_scheme="dark", bypass_csp=True
         )
         phone.goto(address)
-        phone.wait_for_function(f"Boolean({ANSWERED['predict']})", timeout=120_000)
+        phone.wait_for_function(f"Boolean({ANSWERED['predict']})", timeout=600_000)
         save_picture(phone.screenshot(), folder / "page-phone.webp", 390)
         browser.close()
 

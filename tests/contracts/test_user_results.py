@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -130,3 +131,20 @@ def test_several_gpus_are_those_one_by_one() -> None:
     alone = [wattcast.predict("gpt2", gpu=name, seq=64) for name in ("h200", "l4")]
     assert [p.latency_s for p in both] == [p.latency_s for p in alone]
     assert [p.gpu for p in both] == ["h200", "l4"]
+
+
+def test_a_notebook_shows_the_progress_of_a_plan(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A plan of many kinds was silent for half a minute below its cell."""
+    from types import SimpleNamespace
+
+    from wattcast.core.user_results import find_notebook_progress
+
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None))
+    assert find_notebook_progress() is None, "IPython in a terminal, or imported by others"
+    shell = SimpleNamespace(kernel=object())
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    monkeypatch.setattr("wattcast.serving.plan_search.PROGRESS_S", 0.0)
+    wattcast.plan("gpt2", "h200", rate="2/s", prompt=64, output=8, requests=20)
+    assert "\rh200: " in capsys.readouterr().err

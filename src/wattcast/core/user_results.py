@@ -7,7 +7,9 @@ used.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import (
+    Callable,
     Iterable,
     Mapping,
     Sequence,
@@ -25,6 +27,7 @@ from wattcast.core.errors import MissingTool, check_names
 FRAME_LIBRARIES = ("polars", "pandas")
 MOST_SHOWN = 300  # characters of a result in a console
 MOST_LISTED = 3  # results of a list that its repr names
+_PROGRESS_WIDTH = 78  # characters of a line of progress, so that it hides the one before
 
 Row = Mapping[str, Any]
 
@@ -105,6 +108,18 @@ class ResultList(UserResult, list[Held]):
     def table_rows(self) -> Sequence[Row]:
         """Return the rows of all results below one another."""
         return [row for result in self for row in result.table_rows()]
+
+
+def find_notebook_progress() -> Callable[[str], None] | None:
+    """Return what shows a line of progress below a notebook's cell; None outside a notebook.
+
+    Each line takes the place of the one before.
+    """
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    if not hasattr(shell, "kernel"):
+        return None
+    return lambda line: print(f"\r{line:<{_PROGRESS_WIDTH}}", end="", file=sys.stderr, flush=True)
 
 
 def flatten_row(plain: Row, prefix: str = "") -> dict[str, Any]:

@@ -25,7 +25,7 @@ from wattcast.core import (
 )
 from wattcast.core.arrays import pareto_front
 from wattcast.core.units import show_plain
-from wattcast.core.user_results import UserResult
+from wattcast.core.user_results import UserResult, find_notebook_progress
 from wattcast.hardware import Gpu
 from wattcast.options.keywords import PlanKeywords
 from wattcast.options.serving_options import (
@@ -184,7 +184,8 @@ def plan(
 
     ``node`` is where the GPUs of every kind stand, if not in the node they are usually built into.
     ``workers`` processes search kinds of GPU side by side, which changes no result.
-    ``progress`` is called with a line about the search once a second. Ctrl-C raises
+    ``progress`` is called with a line about the search once a second; a notebook shows that line
+    below its cell where no other ``progress`` is given. Ctrl-C raises
     ``PlanInterrupted``, whose ``result`` has the plans so far, if there are any.
     """
     if workers < 1:
@@ -214,7 +215,8 @@ def plan(
         by_name[chip.name] = chip
     chips = list(by_name.values())
     _check_prices(demand, chips)
-    result = _search_kinds(demand, chips, tried, progress, workers)
+    tell = progress or find_notebook_progress()
+    result = _search_kinds(demand, chips, tried, tell, workers)
     if not result.plans:
         raise BadInput("this cannot be served as asked. " + " ".join(result.refused))
     return result
