@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tests.contracts.power_examples import example_models
 
+from wattcast.explore import study as study_module
 from wattcast.explore.study import Study, pack_value, tabulate_points, unpack_value
 from wattcast.power.power_model import PowerModel
 
@@ -51,3 +52,18 @@ def test_every_power_model_travels(study: Study, model: PowerModel) -> None:
 
 def test_a_worker_that_gets_a_study_again_goes_on_with_what_it_has(study: Study) -> None:
     assert pickle.loads(pickle.dumps(study)) is pickle.loads(pickle.dumps(study))
+
+
+@pytest.mark.parametrize("governed_from", [0.0, 1.0])
+def test_points_are_the_same_however_many_of_a_chunk_exceed_the_limit(
+    study: Study, monkeypatch: pytest.MonkeyPatch, governed_from: float
+) -> None:
+    """Whole chunks go through the governor, or only the points that exceed the limit."""
+    limited = replace(study, settings=replace(study.settings, power_limit_w=450.0))
+    wanted = tabulate_points(limited, 0, 40)
+    assert 0 < wanted["capped"].sum() < 40
+    monkeypatch.setattr(study_module, "_MOSTLY_OVER", governed_from)
+    found = tabulate_points(limited, 0, 40)
+    assert list(found) == list(wanted)
+    for name, values in wanted.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-12, err_msg=name)
