@@ -73,6 +73,8 @@ if TYPE_CHECKING:
 
 NEAR_LATENCY = 0.05  # of latency, between the members of a pair
 NEAR_FLOP = 0.20  # of FLOPs, in the L2 pairs
+REUSING_FAMILIES = ("gemm", "attention", "conv2d")
+MORE_MEMORY_W = 20.0  # by which a kernel that reads past L2 draws more in memory
 MOST_PAIRS = 3
 # Tol's muted set (2021): not the colours of modules
 _THEIRS = "#CC6677"
@@ -101,12 +103,15 @@ class LatencyPairMember:
     """One row of a pair of equal latency."""
 
     work: str
+    family: str
     latency_s: float
     power_w: float
     predicted_w: float
     memory_w: float
     tiles: float  # NaN: the kernel's name does not say
     flop: float
+    l2_byte: float
+    follows_tile: bool  # its time follows its tile
 
 
 @dataclass(frozen=True)
@@ -131,70 +136,89 @@ def find_equal_latency_pairs(gpu: str, held_rows: HeldOutRows) -> EqualLatencyPa
         raise BadInput(
             f"the held-out predictions of {gpu} are not of the rows in its database. Fit again."
         )
-    power_w, clock_hz, latency_s = settled_figures(rows)
-    top = clock_hz > TOP_CLOCK_SHARE * float(np.mean(chip.clocks.max_hz))
-    at = np.flatnonzero(
-        rows.is_kind("sustained") & on_random_data(rows) & top & np.isfinite(power_w)
-    )
-    tiles = _tiles(rows)
-    names = [parse_kernel_name(n[0]) if n else None for n in rows.names]
-    memory_w = rows.column("memory_power_w")
-    members = [
-        LatencyPairMember(
-            str(rows.ops[i]),
-            float(latency_s[i]),
-            float(power_w[i]),
-            float(held_rows.predicted_power_w[i]),
-            float(memory_w[i]),
-            float(tiles[i]),
-            rows.ops[i].flop,
-        )
-        for i in at
-    ]
-    families = [rows.family[i] for i in at]
+    members = _list_pair_candidates(rows, held_rows, chip)
     sms = float(np.mean(chip.sm_count))
-    fast = [(name := names[i]) is not None and _plain(name, rows.ops[i].dtype.byte) for i in at]
-    l2 = _l2_byte(rows, chip)[at]
 
-    def unbalanced(a: int, b: int) -> bool:
-        one_wave = max(members[a].tiles, members[b].tiles) <= sms
-        return fast[a] and fast[b] and one_wave and members[b].tiles > 2.0 * members[a].tiles
+    def is_unbalanced(lower: LatencyPairMember, higher: LatencyPairMember) -> bool:
+        has_one_wave = max(lower.tiles, higher.tiles) <= sms
+        is_on_few_sms = higher.tiles > 2.0 * lower.tiles
+        return lower.follows_tile and higher.follows_tile and has_one_wave and is_on_few_sms
 
-    def reused(a: int, b: int) -> bool:
-        same = families[a] == families[b] and families[a] in ("gemm", "attention", "conv2d")
-        equal = (
-            same
-            and members[a].flop > 0
-            and abs(members[b].flop / members[a].flop - 1.0) < NEAR_FLOP
+    return EqualLatencyPairs(_pairs(members, is_unbalanced), _pairs(members, _is_reused))
+
+
+def _list_pair_candidates(
+    rows: KernelRows,
+    held_rows: HeldOutRows,
+    chip: Gpu,
+) -> list[LatencyPairMember]:
+    """List the sustained rows on random data that ran at the top clock."""
+    power_w, clock_hz, latency_s = settled_figures(rows)
+    at_top = clock_hz > TOP_CLOCK_SHARE * float(np.mean(chip.clocks.max_hz))
+    is_candidate = rows.is_kind("sustained") & on_random_data(rows) & at_top & np.isfinite(power_w)
+    tiles = _tiles(rows)
+    memory_w = rows.column("memory_power_w")
+    l2_byte = _l2_byte(rows, chip)
+    members = []
+    for row in np.flatnonzero(is_candidate).tolist():
+        op = rows.ops[row]
+        name = parse_kernel_name(rows.names[row][0]) if rows.names[row] else None
+        members.append(
+            LatencyPairMember(
+                work=str(op),
+                family=rows.family[row],
+                latency_s=float(latency_s[row]),
+                power_w=float(power_w[row]),
+                predicted_w=float(held_rows.predicted_power_w[row]),
+                memory_w=float(memory_w[row]),
+                tiles=float(tiles[row]),
+                flop=op.flop,
+                l2_byte=float(l2_byte[row]),
+                follows_tile=name is not None and _follows_tile(name, op.dtype.byte),
+            )
         )
-        return (
-            equal and 0.5 < l2[b] / l2[a] < 2.0 and members[b].memory_w > members[a].memory_w + 20.0
-        )
+    return members
 
-    return EqualLatencyPairs(_pairs(members, unbalanced), _pairs(members, reused))
+
+def _is_reused(lower: LatencyPairMember, higher: LatencyPairMember) -> bool:
+    """Whether two kernels of one family do the same arithmetic and move as much through L2, and one
+    of them draws much more power in memory.
+    """
+    if lower.family != higher.family or lower.family not in REUSING_FAMILIES:
+        return False
+    if lower.flop <= 0 or abs(higher.flop / lower.flop - 1.0) >= NEAR_FLOP:
+        return False
+    moves_alike = 0.5 < higher.l2_byte / lower.l2_byte < 2.0
+    return moves_alike and higher.memory_w > lower.memory_w + MORE_MEMORY_W
 
 
 def _pairs(
-    members: list[LatencyPairMember], is_pair: Callable[[int, int], bool]
+    members: list[LatencyPairMember],
+    is_pair: Callable[[LatencyPairMember, LatencyPairMember], bool],
 ) -> tuple[tuple[LatencyPairMember, LatencyPairMember], ...]:
     """Return pairs of near-equal latency that meet the rule, the largest difference first, no row
     twice.
     """
     pairs = []
-    for i, j in combinations(range(len(members)), 2):
-        a, b = (i, j) if members[i].power_w < members[j].power_w else (j, i)
-        if abs(members[b].latency_s / members[a].latency_s - 1.0) < NEAR_LATENCY and is_pair(a, b):
-            pairs.append((members[b].power_w - members[a].power_w, a, b))
+    for first, second in combinations(range(len(members)), 2):
+        low, high = first, second
+        if members[first].power_w >= members[second].power_w:
+            low, high = second, first
+        lower = members[low]
+        higher = members[high]
+        is_near = abs(higher.latency_s / lower.latency_s - 1.0) < NEAR_LATENCY
+        if is_near and is_pair(lower, higher):
+            pairs.append((higher.power_w - lower.power_w, low, high))
     chosen: list[tuple[LatencyPairMember, LatencyPairMember]] = []
     used: set[int] = set()
-    for _, a, b in sorted(pairs, reverse=True):
-        if not {a, b} & used:
-            chosen.append((members[a], members[b]))
-            used |= {a, b}
+    for _, low, high in sorted(pairs, reverse=True):
+        if not {low, high} & used:
+            chosen.append((members[low], members[high]))
+            used |= {low, high}
     return tuple(chosen[:MOST_PAIRS])
 
 
-def _plain(name: ParsedKernelName, width: int) -> bool:
+def _follows_tile(name: ParsedKernelName, width: int) -> bool:
     """Tell whether a kernel is Hopper's library in a 16-bit format with K in one piece: its time
     follows its tile.
     """
