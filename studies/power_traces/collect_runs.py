@@ -26,6 +26,8 @@ ENGINE_FIELDS = (
     "max_batched_tokens",
     "max_model_len",
     "prefix_caching",
+    "quantization",
+    "kv_dtype",
 )
 MEASURED_FIELDS = (
     "length_s",

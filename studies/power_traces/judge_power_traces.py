@@ -13,6 +13,7 @@ by their sums."""
 
 from __future__ import annotations
 
+import argparse
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +34,18 @@ SHORT_S = 0.25
 LONG_S = 1.0
 LONGEST_LAG_S = 60.0
 SEED = 12
+TABLE_FIGURES = (
+    "tokens/s",
+    "J/token",
+    "ttft p50 (s)",
+    "ttft p99 (s)",
+    "tpot p50 (s)",
+    "tpot p99 (s)",
+    "step (s)",
+    "mean power (W)",
+    "p95 at 250 ms (W)",
+    "peak at 1 s (W)",
+)
 
 
 class Figure(NamedTuple):
@@ -147,6 +160,10 @@ def _tell_load(run: dict[str, Any], folder: Path) -> dict[str, Any]:
         "prefix_caching": engine["prefix_caching"],
         "seed": SEED,
     }
+    if engine["quantization"] != "none":
+        options["quantization"] = engine["quantization"]
+    if engine["kv_dtype"] != "auto":
+        options["kv_dtype"] = engine["kv_dtype"]
     if not load["users"]:
         return options | {"trace": _write_arrivals(folder, requests)}
     options |= {
@@ -219,7 +236,9 @@ def judge_training(run: dict[str, Any]) -> tuple[list[Figure], float]:
     step_s = float(np.median(np.diff(run["steps_s"], axis=-1)))
     length_s = run["steps_s"][-1][1]
     series = (read_ticks(run["power"]), read_curves([trace_training(predicted)]))
-    lengths_s = (length_s, 3600.0 * predicted.hours)
+    # a run that was stopped ends with its last step: the checkpoint after it is not compared
+    unwritten = max(predicted.checkpoints - len(checkpoints_s), 0)
+    lengths_s = (length_s, 3600.0 * predicted.hours - unwritten * predicted.checkpoint_s)
     figures = [
         Figure("step (s)", step_s, predicted.step_s),
         Figure("run (s)", *lengths_s),
@@ -238,15 +257,38 @@ def read_runs() -> list[dict[str, Any]]:
     return [dict(line) for line in read_lines(RUNS)]
 
 
+def print_figures(run: dict[str, Any]) -> None:
+    """Print every figure of a run, measured and predicted."""
+    figures, explained = judge_run(run)
+    print(f"\n{run['id']} on board {run['card']['board']}")
+    for figure in figures:
+        values = f"{figure.measured:10.4g} {figure.predicted:10.4g}"
+        print(f"  {figure.name:22} {values} {figure.error:+8.1%}")
+    print(f"  {'R2 of autocorrelation':22} {explained:21.3f}")
+
+
+def format_row(run: dict[str, Any]) -> str:
+    """Return the errors of a run as a row of the table in the documentation."""
+    figures, explained = judge_run(run)
+    errors = {figure.name: f"{figure.error:+.1%}" for figure in figures}
+    cells = [errors.get(name, "") for name in TABLE_FIGURES]
+    board = run["card"]["board"].rpartition("-")[2]
+    return " | ".join(["", f"{run['id']} ({board})", *cells, f"{explained:.2f}", ""]).strip()
+
+
 def main() -> None:
-    """Print every figure of every run."""
+    """Print every figure of every run, or the table of the documentation."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--table", action="store_true", help="the table of the documentation")
+    if not parser.parse_args().table:
+        for run in read_runs():
+            print_figures(run)
+        return
+    names = [name.partition(" (")[0] for name in TABLE_FIGURES]
+    print("| " + " | ".join(["run (board)", *names, "R2"]) + " |")
+    print("|---" * (len(names) + 2) + "|")
     for run in read_runs():
-        figures, explained = judge_run(run)
-        print(f"\n{run['id']} on board {run['card']['board']}")
-        for figure in figures:
-            values = f"{figure.measured:10.4g} {figure.predicted:10.4g}"
-            print(f"  {figure.name:22} {values} {figure.error:+8.1%}")
-        print(f"  {'R2 of autocorrelation':22} {explained:21.3f}")
+        print(format_row(run))
 
 
 if __name__ == "__main__":

@@ -71,11 +71,12 @@ def test_gpus_of_a_job_ripple_independently() -> None:
 
 
 def test_a_card_overshoots_after_a_pause() -> None:
-    """An H200 in training drew 745 W for 0.9 s after pauses of 9 s, then made up for it."""
+    """H200s in training drew 1.5 to 7.5 % more for most of a second after pauses, and then less."""
     curve = make_curve((2.0, HELD_W), (9.0, IDLE_W), (20.0, HELD_W))
     watts = sample_w(add_ripple(curve, HELD_W, UNLIMITED_W), 0.1)
-    assert watts[110:119].mean() == pytest.approx(745.0, rel=0.015)
-    assert watts[119] < 400.0
+    more = watts[110:119].mean() / HELD_W - 1.0
+    assert 0.02 <= more <= 0.06
+    assert watts[119] < 550.0
     assert watts[110:120].mean() == pytest.approx(HELD_W, rel=0.015)
 
 
@@ -99,5 +100,5 @@ def test_what_is_drawn_beyond_the_limit_is_given_back() -> None:
     beyond_j = overshoot_after_pause_j(since_s, HELD_W, UNLIMITED_W)
     assert beyond_j[0] == 0.0
     assert beyond_j[1] == pytest.approx(beyond_j[2] / 2.0)
-    assert 40.0 <= beyond_j[2] <= 55.0  # 52 W over 0.9 s
+    assert 20.0 <= beyond_j[2] <= 35.0  # 30 W over 0.9 s
     assert np.array_equal(beyond_j[3:], np.zeros(2))
