@@ -41,6 +41,7 @@ class LaunchCounts:
     loose_layers: float  # under traffic
     same_loose_layers: float  # in a step like the one before
     scans: float = 0.0  # layers whose scan no graph holds where there are prompts
+    expert_scans: float = 0.0  # ... and which have experts, too
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class HostCoefficients:
     launch_loose_layer_s: float  # of a step without graphs
     launch_same_loose_layer_s: float  # of such a step, when the one before was alike
     launch_scan_s: float  # of a layer that scans a prompt, on top: no graph holds it
+    launch_expert_scan_s: float  # of such a layer with experts, in a step of graphs
     output_s: float
     output_per_sequence_s: float
     admit_s: float  # to take in one request
@@ -73,6 +75,7 @@ class HostCoefficients:
     latent_layers: float  # latent attention instead of plain attention
     shared_layers: float  # a shared expert
     scan_layers: float  # a layer with a scan, in all
+    expert_scan_layers: float  # a scan, fused experts and a shared expert in one layer
     launch_spread: float  # standard deviation of the logarithm of a launch layer by layer
     launch_memory: float  # correlation of that logarithm with the one of the step before
     visible_memory: float  # memory an engine sees, as a multiple of the nominal one
@@ -129,7 +132,10 @@ class HostTimes(HostCoefficients):
         """Return the time to launch a step whose layers take ``loose_s`` in all without graphs."""
         loose = tokens > self.capture_sizes[-1]
         layers_s = loose_s if loose else layer_s * counts.layers
-        layers_s += self.launch_scan_s * counts.scans * (loose or layer_s > 0.0)
+        if loose or layer_s > 0.0:
+            layers_s += self.launch_scan_s * counts.scans
+        if not loose and layer_s > 0.0:
+            layers_s += self.launch_expert_scan_s * counts.expert_scans
         return self.launch_graph_s + self.launch_graph_per_sequence_s * decodes + layers_s * factor
 
     def count_launches(
@@ -139,19 +145,24 @@ class HostTimes(HostCoefficients):
     ) -> LaunchCounts:
         """Weigh what a step launches; ``by_openai``: packed experts run as OpenAI's kernels."""
         packed = launches.packed_experts and by_openai
-        other_layers = launches.layers + (self.scan_layers - 1.0) * launches.scans
+        expert_scans = min(launches.scans, launches.experts)
+        scans = launches.scans - expert_scans
+        experts = launches.experts - expert_scans
+        other_layers = launches.layers + (self.scan_layers - 1.0) * scans
+        other_layers += self.expert_scan_layers * expert_scans
         other_layers += self.latent_layers * launches.latent
 
         def count_loose_layers(expert_layers: float) -> float:
             weight = self.packed_expert_layers if packed else expert_layers
             weight += self.shared_layers * launches.shared_expert
-            return other_layers + weight * launches.experts
+            return other_layers + weight * experts
 
         return LaunchCounts(
             layers=launches.layers,
             loose_layers=count_loose_layers(self.expert_layers),
             same_loose_layers=count_loose_layers(self.same_expert_layers),
-            scans=launches.scans,
+            scans=scans,
+            expert_scans=expert_scans,
         )
 
     def capture_large_graphs(self) -> HostTimes:

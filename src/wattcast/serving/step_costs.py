@@ -74,7 +74,8 @@ class StepCosts:
     assumptions: tuple[str, ...]
     stages: int = 1  # of the pipeline, each with a batch of its own
     lanes: int = 1  # stages times data-parallel engines that share experts
-    scans: int = 0  # layers whose scan no graph holds where there are prompts
+    scans: float = 0.0  # layers whose scan no graph holds where there are prompts
+    expert_scans: float = 0.0  # ... and which have experts, too
     groups: CacheGroups = _ONE_GROUP  # of layers, with blocks of their own
 
     @property
@@ -155,7 +156,13 @@ class StepCosts:
     @cached_property
     def launches(self) -> LaunchCounts:
         """What the host launches in a step."""
-        return LaunchCounts(self.layers, self.loose_layers, self.same_loose_layers, self.scans)
+        return LaunchCounts(
+            layers=self.layers,
+            loose_layers=self.loose_layers,
+            same_loose_layers=self.same_loose_layers,
+            scans=self.scans,
+            expert_scans=self.expert_scans,
+        )
 
     def mixed_cost(self, *step: *StepShape) -> Array:
         """Return the cost of a step, padded to a captured size.

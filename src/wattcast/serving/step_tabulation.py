@@ -190,7 +190,8 @@ def tabulate_step_costs(
         assumptions=(*notes, *bundle.assumptions),
         stages=stages,
         lanes=stages * options.dp,
-        scans=stages * launches.scans,
+        scans=stages * counts.scans,
+        expert_scans=stages * counts.expert_scans,
     )
 
 
