@@ -5,7 +5,7 @@ Run: ``PYTHONPATH=src python studies/power_traces/judge_power_traces.py``. The r
 ``talk``) and by ``measure_training_trace.py``; no model among them was fitted, and nothing was
 changed in view of them before they were judged once.
 
-What is told: the models, the users and the lengths of their requests (or when requests of an open
+What is told: the boards, the models, the users and the lengths of their requests (or when requests of an open
 load came, and their lengths), the engine's cache, and how long a checkpoint took. What is predicted: requests, latencies, tokens, watts, and the series.
 
 The energy counter of a card steps every 100 ms. Both series are brought to 250 ms and to a second
@@ -123,13 +123,19 @@ def explain_autocorrelation(
     return 1.0 - float(((true - forecast) ** 2).sum() / ((true - true.mean()) ** 2).sum())
 
 
+def name_gpu(run: dict[str, Any]) -> str:
+    """Return the name of the card of a run, with its board."""
+    board = run["card"]["board"].rpartition("-")[2]
+    return f"h200-{board}"
+
+
 def judge_serving(run: dict[str, Any]) -> tuple[list[Figure], float]:
     """Simulate the users of a run."""
     spec = load_measured_model(run["model"])
     with tempfile.TemporaryDirectory() as folder:
         options = _tell_load(run, Path(folder))
-        served = wattcast.simulate(spec, "h200", **options)
-        split = split_engine_power(served, spec, "h200", options)
+        served = wattcast.simulate(spec, name_gpu(run), **options)
+        split = split_engine_power(served, spec, name_gpu(run), options)
     measured = run["measured"]
     said = served.summarise()
     figures = [
@@ -217,7 +223,7 @@ def judge_training(run: dict[str, Any]) -> tuple[list[Figure], float]:
     checkpoints_s = np.diff(run["checkpoints_s"], axis=-1)
     predicted = wattcast.train(
         run["model"],
-        "h200",
+        name_gpu(run),
         gpus=1,
         seq=job["seq"],
         global_batch=global_batch,
