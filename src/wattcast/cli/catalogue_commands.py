@@ -99,13 +99,12 @@ def list_nodes() -> CommandOutput:
         "network",
         "network_byte_per_s",
     )
-    sources = [{key: claim.source for key, claim in node.claims.items()} for node in nodes]
-    plain = [
-        {key: getattr(n, key) for key in keys} | {"sources": s}
-        for n, s in zip(nodes, sources, strict=True)
-    ]
+    plain = []
     listing = new_table("node", "GPUs", "of", "fabric", "network of each GPU, one way")
     for node in nodes:
+        row = {key: getattr(node, key) for key in keys}
+        row["sources"] = {key: claim.source for key, claim in node.claims.items()}
+        plain.append(row)
         rate = node.network_byte_per_s
         network = "unknown" if rate is None else f"{show(rate, 'byte/s', 3)}, {node.network}"
         listing.add_row(
@@ -358,22 +357,24 @@ def summarise_graph(graph: Graph) -> dict[str, Any]:
     from wattcast.workload.graph import compute_totals, count_operators
     from wattcast.workload.readers.from_json import operator_to_plain
 
-    ops = [
-        {
-            "name": op.name,
-            "shape": {
-                k: v for k, v in operator_to_plain(op).items() if k not in ("op", "count", "label")
-            },
-            "label": op.label,
-            "count": calls,
-            "flop": op.flop * calls,
-            "byte": (op.read_byte + op.write_byte) * calls,
-            "flop_per_call": op.flop,
-            "read_byte_per_call": op.read_byte,
-            "write_byte_per_call": op.write_byte,
-        }
-        for op, calls in count_operators(graph).items()
-    ]
+    ops = []
+    for op, calls in count_operators(graph).items():
+        shape = operator_to_plain(op)
+        for not_shape in ("op", "count", "label"):
+            shape.pop(not_shape, None)
+        ops.append(
+            {
+                "name": op.name,
+                "shape": shape,
+                "label": op.label,
+                "count": calls,
+                "flop": op.flop * calls,
+                "byte": (op.read_byte + op.write_byte) * calls,
+                "flop_per_call": op.flop,
+                "read_byte_per_call": op.read_byte,
+                "write_byte_per_call": op.write_byte,
+            }
+        )
     return {
         "name": graph.name,
         **vars(compute_totals(graph)),

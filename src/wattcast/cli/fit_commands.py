@@ -351,11 +351,12 @@ def _print_table_errors(console: Console, found: TableCalibration) -> None:
         "rows": "rows",
         "forecast": "forecast",
     }
-    percent = (
-        {name: f"{getattr(e, name):.1f} %" for name in ("forecast", "calibrated")}
-        for e in found.errors
-    )
-    rows = [vars(e) | said for e, said in zip(found.errors, percent, strict=True)]
+    rows = []
+    for error in found.errors:
+        row = dict(vars(error))
+        row["forecast"] = f"{error.forecast:.1f} %"
+        row["calibrated"] = f"{error.calibrated:.1f} %"
+        rows.append(row)
     print_rows(console, rows, columns | {"calibrated": str(found.bundle.status)})
     print_notes(console, [*found.bundle.assumptions[:1], *found.notes])
 
@@ -621,12 +622,12 @@ def _print_rails(
 
     shown = [format_event_cost(c.name, c.value) for c in result.coefficients]
     _print_costs(console, "Costs at relative voltage 1", result.coefficients, shown)
-    others = plain["other_kinds"]
+    error_of_kind = plain["other_kinds"]
     errors = new_table(
-        "rows", "n", "two rails", *(kind.split("_")[0] for kind in others), title="Error, %"
+        "rows", "n", "two rails", *(kind.split("_")[0] for kind in error_of_kind), title="Error, %"
     )
     for what, n, error in plain["errors"]:
-        cells = (error, *(found.get(what) for found in others.values()))
+        cells = (error, *(errors_by_rows.get(what) for errors_by_rows in error_of_kind.values()))
         errors.add_row(what, str(n), *("-" if cell is None else f"{cell:.2f}" for cell in cells))
     console.print(errors)
     tested = new_table("row not trained on", "measured, W", "predicted, W", "%", title="Test rows")

@@ -282,13 +282,12 @@ def suggest_rows(
     spec_of_operator: dict[str, OperatorSpec] = {}
     candidates: list[RowCandidate] = []
     shares, left_out = _operators_of_models(gpu, tell)
-    spread = (
-        spec for round_ in range(1, ROUNDS + 1) for spec in kernel_plan.read_kernel_plan(round_)
-    )
-    for spec, share, source in [
-        *shares,
-        *((replace(spec, chosen="suggested"), 0.0, "plan") for spec in spread),
-    ]:
+    planned = []
+    for plan_round in range(1, ROUNDS + 1):
+        for spec in kernel_plan.read_kernel_plan(plan_round):
+            suggested = replace(spec, chosen="suggested")
+            planned.append((suggested, 0.0, "plan"))
+    for spec, share, source in [*shares, *planned]:
         fits = spec.guessed_s <= kernel_plan.LONGEST_S and spec.byte <= kernel_plan.LARGEST_BYTE
         if spec.id not in measured and spec.id not in spec_of_operator and fits:
             spec_of_operator[spec.id] = spec

@@ -67,9 +67,11 @@ def microbench(
 
     lines = make_table_lines(place, chip.name)
     names = list(dict.fromkeys(name for line in lines for name in line))
-    write_whole(
-        table, encode_csv([names, *([line.get(name, "") for name in names] for line in lines)])
-    )
+    rows: list[list[Any]] = [names]
+    for line in lines:
+        cells = [line.get(name, "") for name in names]
+        rows.append(cells)
+    write_whole(table, encode_csv(rows))
     return CommandOutput(None, "", notes=[f"{len(lines)} rows with counters: {table}"])
 
 

@@ -178,7 +178,8 @@ def memory_kinds() -> tuple[str, ...]:
 def _compare_memory(gpu: Gpu, kinds: npt.NDArray[Any]) -> tuple[Sweepable, Sweepable]:
     """Return the energy of a byte at the interface and on the memory's rail over the base's."""
     rules = forecast_rule().memory
-    own_rule = next(rule for name, rule in rules.items() if name.lower() == gpu.memory.kind.lower())
+    rule_of_kind = {name.lower(): rule for name, rule in rules.items()}
+    own_rule = rule_of_kind[gpu.memory.kind.lower()]
     interface = np.array([rule.interface / own_rule.interface for rule in rules.values()])
     rail = np.array([rule.factor / own_rule.factor for rule in rules.values()])
     places = kinds.astype(np.intp)

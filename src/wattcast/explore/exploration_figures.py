@@ -155,7 +155,10 @@ def _draw_over_clocks(result: Exploration) -> Figure:
     columns = ("asked_clock_hz", "latency_s", *_choose_totals(has_several_gpus))
     tables = {}
     for label, rows in itertools.islice(lines.items(), MOST_LINES):
-        tables[label] = {name: np.array([row[name] for row in rows]) for name in columns}
+        table = {}
+        for name in columns:
+            table[name] = np.array([row[name] for row in rows])
+        tables[label] = table
     return draw_curves(tables, columns[0], columns[1:], result.title)
 
 

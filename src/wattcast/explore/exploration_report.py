@@ -102,7 +102,9 @@ def _choices_to_plain(choices: Mapping[ExploreObjective, Alternative]) -> dict[s
 
 
 def _list_assumptions(result: Exploration) -> list[str]:
-    notes = [note for point in result.points for note in point.notes]
+    notes: list[str] = []
+    for point in result.points:
+        notes += point.notes
     return list(dict.fromkeys([*notes, *result.prices.notes]))
 
 
@@ -307,9 +309,10 @@ def print_assignment(console: Console, result: FleetAssignment) -> None:
         "tpot_p99_s": "TPOT p99",
         "risk": "risk",
     }
-    columns |= {
-        name: title for name, title in optional.items() if any(row.get(name) for row in result.rows)
-    }
+    for name, title in optional.items():
+        is_filled = any(row.get(name) for row in result.rows)
+        if is_filled:
+            columns[name] = title
     print_rows(console, result.rows, columns, f"Assignment for {result.aim}")
     idle = [f"{count} x {escape(name)}" for name, count in result.idle_gpus.items() if count]
     console.print(f"Idle: {', '.join(idle) or 'none'}")

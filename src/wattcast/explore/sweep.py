@@ -465,9 +465,14 @@ def _merge_summaries(several: Sequence[SweepSummary], objectives: tuple[str, ...
 
 
 def _join_tables(tables: Sequence[Columns]) -> Columns:
-    joined = {name: np.concatenate([t[name] for t in tables]) for name in tables[0]}
-    order = np.argsort(joined["point"], kind="stable")
-    return {name: values[order] for name, values in joined.items()}
+    """Return the rows of all tables as one table, in the order of their points."""
+    point = np.concatenate([table["point"] for table in tables])
+    order = np.argsort(point, kind="stable")
+    joined = {}
+    for name in tables[0]:
+        values = np.concatenate([table[name] for table in tables])
+        joined[name] = values[order]
+    return joined
 
 
 def _no_point_error(study: Study) -> WattcastError:

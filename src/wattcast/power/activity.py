@@ -112,11 +112,20 @@ class Activity:
         return f"{event} (closest: {closest[0]})" if closest else event
 
 
+# Number formats of the events of tensor and CUDA cores
 _TENSOR = {
-    f"tensor_{d}_flop": d for d in (Dtype.FP64, Dtype.TF32, Dtype.FP16, Dtype.FP8, Dtype.FP4)
+    "tensor_fp64_flop": Dtype.FP64,
+    "tensor_tf32_flop": Dtype.TF32,
+    "tensor_fp16_flop": Dtype.FP16,
+    "tensor_fp8_flop": Dtype.FP8,
+    "tensor_fp4_flop": Dtype.FP4,
+    "tensor_int8_op": Dtype.INT8,
 }
-_TENSOR |= {"tensor_int8_op": Dtype.INT8}
-_CUDA = {f"cuda_{d}_flop": d for d in (Dtype.FP64, Dtype.FP32, Dtype.FP16)}
+_CUDA = {
+    "cuda_fp64_flop": Dtype.FP64,
+    "cuda_fp32_flop": Dtype.FP32,
+    "cuda_fp16_flop": Dtype.FP16,
+}
 
 
 def module_utilisation(

@@ -42,7 +42,7 @@ _LANES = ("flane", "addlane")  # the first lane, and each further one
 # memory
 _MIX_NAMES = (*(f"cat{n}" for n in range(1, 7)), "light", "intadd", "intmul", "geomean")
 STATIC_NAMES = tuple(f"static_{mix}_{lane}" for mix in _MIX_NAMES for lane in _LANES)
-STATIC_NAMES += tuple(f"static_{memory}_flane" for memory in ("shared", "l1", "l2"))
+STATIC_NAMES += ("static_shared_flane", "static_l1_flane", "static_l2_flane")
 # Kinds of units by the events that show them at work
 _UNITS = {
     "add": ("int_access",),
@@ -429,9 +429,12 @@ class ComponentPower(PowerModel):
     ) -> None:
         """Fill ``out`` with one part's watts; joules are added up before one division by time."""
         out[...] = 0.0
-        terms = [term for term in self.terms if term.part == part.name and term.value > 0]
-        counts = [term for term in terms if term.drive is Drive.COUNT]
-        means = [term for term in terms if term.drive is not Drive.COUNT]
+        counts: list[Term] = []
+        means: list[Term] = []
+        for term in self.terms:
+            if term.part == part.name and term.value > 0:
+                terms_of_drive = counts if term.drive is Drive.COUNT else means
+                terms_of_drive.append(term)
         for term in counts:
             out += term.value * activity.event_values(term.event)
         if counts:

@@ -126,7 +126,8 @@ class EventRail:
 
     def __post_init__(self) -> None:
         where = f"rail {self.name}"
-        numbers = (self.leakage_a, self.clock_f, *(w for _, w in self.offset_w))
+        offsets_w = [watts for _, watts in self.offset_w]
+        numbers = (self.leakage_a, self.clock_f, *offsets_w)
         if not np.isfinite(numbers).all():
             raise bad_value(where, "finite coefficients", numbers)
         needs_clock = bool(self.clock_f or self.offset_w or self.alpha)
@@ -217,19 +218,25 @@ class HybridRail(power_model.PowerModel):
     rails: tuple[EventRail, ...]
 
     def __post_init__(self) -> None:
-        names = [part for rail in self.rails for part in rail.parts]
-        if len(set(names)) != len(names) or not np.isfinite(self.base_w):
-            raise bad_value(
-                self.kind, "a finite base power, and each rail and event once", ", ".join(names)
-            )
+        parts = self.parts[1:]
+        is_unique = len(set(parts)) == len(parts)
+        if not is_unique or not np.isfinite(self.base_w):
+            expected = "a finite base power, and each rail and event once"
+            raise bad_value(self.kind, expected, ", ".join(parts))
 
     @property
     def required_events(self) -> tuple[str, ...]:
-        return tuple(event for rail in self.rails for event in rail.required_events)
+        events: list[str] = []
+        for rail in self.rails:
+            events += rail.required_events
+        return tuple(events)
 
     @property
     def parts(self) -> tuple[str, ...]:
-        return (BASE, *(part for rail in self.rails for part in rail.parts))
+        parts = [BASE]
+        for rail in self.rails:
+            parts += rail.parts
+        return tuple(parts)
 
     def power(self, activity: Activity) -> power_model.Power:
         """Return the watts of the base and of each rail's leakage, clock and work (Eq. 10)."""

@@ -4,7 +4,7 @@ calibrations.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,11 +49,7 @@ _MOST_PANELS = 3
 def draw_results(results: ResultList[Any]) -> Figure:
     """Draw speed, power and energy of several results as bars, a row each."""
     rows = [flatten_row(result.to_dict()) for result in results]
-    panels = [name for name in _SHARED if rows and all(_is_number(row.get(name)) for row in rows)]
-    if "total_power_w" in panels:
-        panels = [name for name in panels if name != "power_w"]
-    panels = panels[:1] + [name for name in panels[1:] if "power" in name or "energy" in name]
-    panels = panels[:_MOST_PANELS]
+    panels = _choose_panels(rows)
     if not panels:
         expected = "several results, each of one configuration"
         raise bad_value("plot", expected, f"{len(rows)} without a shared figure")
@@ -68,6 +64,19 @@ def draw_results(results: ResultList[Any]) -> Figure:
         axes.set_yticks(places, labels if axes is all_axes[0] else [""] * len(rows))
         axes.invert_yaxis()
     return figure
+
+
+def _choose_panels(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the figures that all rows have: the first, then those of power and energy."""
+    panels: list[str] = []
+    for name in _SHARED:
+        is_shared = bool(rows) and all(_is_number(row.get(name)) for row in rows)
+        is_next = not panels or "power" in name or "energy" in name
+        if is_shared and is_next:
+            panels.append(name)
+    if "total_power_w" in panels and "power_w" in panels:
+        panels.remove("power_w")
+    return panels[:_MOST_PANELS]
 
 
 def draw_prediction(p: Prediction) -> Figure:

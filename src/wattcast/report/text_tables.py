@@ -97,8 +97,12 @@ def print_rows(
     ``columns`` maps columns to headings, ``left`` names those that hold text. Columns that are
     empty everywhere are left out.
     """
-    filled = [name for name in columns if any(row.get(name) is not None for row in records)]
-    headings = [columns[name] for name in filled]
+    filled = []
+    headings = []
+    for name, heading in columns.items():
+        if any(row.get(name) is not None for row in records):
+            filled.append(name)
+            headings.append(heading)
     table = new_table(*headings, title=title, left=[columns[name] for name in left])
     for row in records:
         table.add_row(*(format_cell(name, row.get(name)) for name in filled))
@@ -137,7 +141,10 @@ def print_predictions(
         for p in predictions:
             _print_one(console, p, details)
     else:
-        print_notes(console, [note for p in predictions for note in p.assumptions])
+        notes: list[str] = []
+        for prediction in predictions:
+            notes += prediction.assumptions
+        print_notes(console, notes)
 
 
 def _table_predictions(predictions: Sequence[Prediction]) -> Table:

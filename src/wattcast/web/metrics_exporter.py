@@ -333,17 +333,17 @@ class MetricsCollector:
                 names,
                 [(labels, float(pick(c, r))) for labels, c, r in seen],
             )
-        labelled = [
-            ([*labels, reason], float(reason in r.reasons))
-            for labels, _, r in seen
-            for reason in REASONS
-        ]
+        holds_by_labels = []
+        for labels, _, reading in seen:
+            for reason in REASONS:
+                holds = float(reason in reading.reasons)
+                holds_by_labels.append(([*labels, reason], holds))
         yield make(
             "gauge",
             "wattcast_clock_held",
             "1 while this holds the clock down",
             [*names, "reason"],
-            labelled,
+            holds_by_labels,
         )
         for name, (text, choose) in PREDICTED.items():
             rows = [
