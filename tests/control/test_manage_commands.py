@@ -266,6 +266,21 @@ def test_serving_and_a_budget_are_rehearsed_before_a_card_is_touched(call: Any) 
     assert call("manage", *arguments, "--ttft", "5W").code == ExitCode.BAD_INPUT
 
 
+def test_requests_of_a_file_are_replayed_beside_an_oracle(call: Any, tmp_path: Path) -> None:
+    path = tmp_path / "requests.csv"
+    rows = [f"{0.3 * place},{200 + 7 * place},{20 + place}" for place in range(80)]
+    path.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens", *rows]) + "\n")
+    arguments = ("manage", "rehearse", "llama3-8b", "--trace", str(path), "--json")
+    done = call(*arguments, "--speed", "0.5", "--ttft", "1s")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert found["requests"] == 80
+    assert found["minutes_kept_of_top"] == found["minutes_kept_at_top"] == 1
+    assert 0.1 < found["saving"] <= found["oracle_saving"]
+    assert call(*arguments, "--gpus", "2").code == ExitCode.BAD_INPUT
+    assert call(*arguments, "--off", "60%").code == ExitCode.BAD_INPUT
+
+
 def test_the_unit_of_the_daemon_is_printed(call: Any) -> None:
     done = call("manage", "daemon", "--unit")
     assert done.code == 0, done.err
