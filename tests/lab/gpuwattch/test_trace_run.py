@@ -268,7 +268,7 @@ def test_steady_states_follow_the_rule_however_samples_arrive(
         for i, j in pairwise(inner):
             states.add(power[i:j], counter[i:j])
         states.end_kernel()
-    found = [r for r in states.found if r is not None]
+    found = [r for r in states.regions if r is not None]
     assert [(r.start, r.end) for r in found] == brute_force(power, kernels, rule)
     for region in found:
         assert region.counter[0] == pytest.approx(counter[region.start : region.end].mean())

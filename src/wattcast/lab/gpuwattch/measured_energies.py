@@ -18,8 +18,7 @@ bundles."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -35,7 +34,7 @@ from wattcast.core.errors import BadInput, unknown_name
 from wattcast.core.measured_rows import Plain
 from wattcast.core.row_tables import ROWS_FILE, read_table
 from wattcast.core.strict_files import read_shipped_table, read_shipped_yaml
-from wattcast.hardware import OperatingPoint
+from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.hardware.catalogue_reader import strip_board
 from wattcast.lab.counter_models import microbench_lines, profiler_counters
 from wattcast.lab.counter_models.counter_table import read_column_map
@@ -249,21 +248,23 @@ def counted_rows(folder: Path, gpu: str = PARENT) -> list[tuple[Plain, list[dict
     counted = microbench_lines.read_operator_metrics(folder, float(np.mean(chip.sm_count)))
     pairs = []
     for row in read_table(folder / ROWS_FILE):
-        usable = row["kind"] == "sustained" and row["data"] == "random" and not row["error"]
-        if not usable or row["spec"] not in counted or "unsettled" in (row["flags"] or []):
+        is_sustained = row["kind"] == "sustained" and row["data"] == "random"
+        is_settled = not row["error"] and "unsettled" not in (row["flags"] or [])
+        if not (is_sustained and is_settled and row["spec"] in counted):
             continue
         kernels = [dict(metrics) for metrics in counted[row["spec"]]]
         if row["footprint_byte"] < half_l2:
-            kernels = [
-                m | {f"dram__bytes_{way}.sum": 0.0 for way in ("read", "write")} for m in kernels
-            ]
+            for metrics in kernels:
+                metrics["dram__bytes_read.sum"] = 0.0
+                metrics["dram__bytes_write.sum"] = 0.0
         else:
-            written, results = (
-                sum(m[name] for m in kernels) for name in ("dram__bytes_write.sum", _RESULTS)
-            )
-            kernels[-1]["dram__bytes_write.sum"] += max(results - written, 0.0)
-        for metrics, way in itertools.product(kernels, ("read", "write")):
-            metrics[f"dram__sectors_{way}.sum"] = metrics[f"dram__bytes_{way}.sum"] / _SECTOR_BYTE
+            written_byte = sum(metrics["dram__bytes_write.sum"] for metrics in kernels)
+            result_byte = sum(metrics[_RESULTS] for metrics in kernels)
+            kernels[-1]["dram__bytes_write.sum"] += max(result_byte - written_byte, 0.0)
+        for metrics in kernels:
+            for way in ("read", "write"):
+                sectors = metrics[f"dram__bytes_{way}.sum"] / _SECTOR_BYTE
+                metrics[f"dram__sectors_{way}.sum"] = sectors
         pairs.append((row, kernels))
     return pairs
 
@@ -301,10 +302,11 @@ def fit_measured_energies(folder: Path, gpu: str = PARENT) -> dict[str, Measured
     """Fit all coefficients to microbenchmarks and to the operators that are not held out."""
     from scipy.optimize import nnls
 
-    parts = [read_benchmarks(folder, gpu), read_operators(folder, gpu)]
-    parts[1] = parts[1].select(np.array([not is_held_out(name) for name in parts[1].names]))
+    operators = read_operators(folder, gpu)
+    is_training = np.array([not is_held_out(name) for name in operators.names])
+    parts = (read_benchmarks(folder, gpu), operators.select(is_training))
     relative = np.concatenate([part.design() / part.power_w[:, np.newaxis] for part in parts])
-    names = np.array([name for part in parts for name in part.names])
+    names = np.array([*parts[0].names, *parts[1].names])
     scale = relative.max(axis=0)
 
     def solve(weight: Array) -> Array:
@@ -312,20 +314,23 @@ def fit_measured_energies(folder: Path, gpu: str = PARENT) -> dict[str, Measured
         return np.asarray(nnls(relative / scale * root[:, np.newaxis], root)[0] / scale)
 
     best = solve(np.ones(len(names)))
-    random = np.random.default_rng(0)
-    labels = np.unique(names)
-    drawn = []
-    for _ in range(_RESAMPLES):
-        chosen, times = np.unique(random.choice(labels, labels.size), return_counts=True)
-        weight = dict(zip(chosen.tolist(), times.tolist(), strict=True))
-        drawn.append(solve(np.array([float(weight.get(name, 0)) for name in names])))
+    drawn = [solve(weight) for weight in _resample_benchmarks(names)]
     low, high = np.percentile(np.array(drawn), [5.0, 95.0], axis=0)
-    ends = zip(
-        (CONSTANT, ACTIVE, *TERMS), best, np.minimum(low, best), np.maximum(high, best), strict=True
-    )
-    return {
-        name: MeasuredValue(*(float(f"{value:.5g}") for value in values)) for name, *values in ends
-    }
+    values = {}
+    for place, name in enumerate((CONSTANT, ACTIVE, *TERMS)):
+        ends = (best[place], min(low[place], best[place]), max(high[place], best[place]))
+        values[name] = MeasuredValue(*(float(f"{end:.5g}") for end in ends))
+    return values
+
+
+def _resample_benchmarks(names: Array) -> Iterator[Array]:
+    """Yield how often each row counts when benchmarks are drawn with replacement."""
+    random = np.random.default_rng(0)
+    benchmarks, place_of_row = np.unique(names, return_inverse=True)
+    for _ in range(_RESAMPLES):
+        chosen = random.choice(benchmarks.size, benchmarks.size)
+        times = np.bincount(chosen, minlength=benchmarks.size)
+        yield times[place_of_row].astype(np.float64)
 
 
 class _MeasuredFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -376,34 +381,50 @@ def measured_chip(name: str) -> MeasuredChip:
         )
         raise unknown_name("GPU with energies for AccelWattch", gpu.name, (PARENT, *CARRIED), do)
     bundle = calibrated_bundle(gpu) or forecast_bundle(gpu)
-    theirs = parent.power.as_module_power()
-    ours = bundle.power.as_module_power()
-    watched = _MEASURED_ON.get(gpu.name, ())
+    measured_modules = _MEASURED_ON.get(gpu.name, ())
+    origin = "no watt of it was used"
+    if measured_modules:
+        origin = f"{', '.join(measured_modules)} follow watts measured on it"
+    return MeasuredChip(
+        name=gpu.name,
+        values=_carry_values(gpu, bundle, parent, measured_modules),
+        source="energies of the H200 times the ratio of module energies in the bundles of "
+        f"{gpu.name} and {PARENT}; {origin}",
+        bundle=bundle,
+        design=design,
+    )
+
+
+def _carry_values(
+    gpu: Gpu,
+    bundle: Bundle,
+    parent: Bundle,
+    measured_modules: Collection[str],
+) -> dict[str, MeasuredValue]:
+    """Return the H200's coefficients times the ratio of the module energies in two bundles.
+
+    The constant goes with idle watts, the watts of SMs at work with their energy a cycle, their
+    number and their clock."""
+    parent_values = _read_measured_file().values
+    parent_gpu = find_gpu(PARENT)
+    parent_power = parent.power.as_module_power()
+    power = bundle.power.as_module_power()
     values = {}
-    for key, term in TERMS.items():
-        error = _MEASURED_ERROR if term.module in watched else _CARRIED_ERROR
-        values[key] = file.values[key].scaled(
-            ours.energy_j[term.module] / theirs.energy_j[term.module], error
-        )
-    tops = [float(np.mean(g.clocks.max_hz)) for g in (gpu, find_gpu(PARENT))]
-    idle = [
-        float(p.idle.power_at(hz, p.idle.reference_c))
-        for p, hz in zip((ours, theirs), tops, strict=True)
-    ]
-    sms = float(np.mean(gpu.sm_count)) / float(np.mean(find_gpu(PARENT).sm_count))
-    busy = (
-        ours.energy_j["busy_sm_cycle"] / theirs.energy_j["busy_sm_cycle"] * sms * tops[0] / tops[1]
-    )
-    values |= {CONSTANT: file.values[CONSTANT].scaled(idle[0] / idle[1], _CARRIED_ERROR)}
-    values |= {ACTIVE: file.values[ACTIVE].scaled(busy, _CARRIED_ERROR)}
-    source = (
-        "energies of the H200 times the ratio of module energies in the bundles of "
-        f"{gpu.name} and {PARENT}; "
-    )
-    source += (
-        f"{', '.join(watched)} follow watts measured on it" if watched else "no watt of it was used"
-    )
-    return MeasuredChip(gpu.name, values, source, bundle, design)
+    for name, term in TERMS.items():
+        energy_ratio = power.energy_j[term.module] / parent_power.energy_j[term.module]
+        error = _MEASURED_ERROR if term.module in measured_modules else _CARRIED_ERROR
+        values[name] = parent_values[name].scaled(energy_ratio, error)
+    top_hz = float(np.mean(gpu.clocks.max_hz))
+    parent_top_hz = float(np.mean(parent_gpu.clocks.max_hz))
+    idle_w = float(power.idle.power_at(top_hz, power.idle.reference_c))
+    parent_idle = parent_power.idle
+    parent_idle_w = float(parent_idle.power_at(parent_top_hz, parent_idle.reference_c))
+    sm_ratio = float(np.mean(gpu.sm_count)) / float(np.mean(parent_gpu.sm_count))
+    cycle_ratio = power.energy_j["busy_sm_cycle"] / parent_power.energy_j["busy_sm_cycle"]
+    active_ratio = cycle_ratio * sm_ratio * top_hz / parent_top_hz
+    values[CONSTANT] = parent_values[CONSTANT].scaled(idle_w / parent_idle_w, _CARRIED_ERROR)
+    values[ACTIVE] = parent_values[ACTIVE].scaled(active_ratio, _CARRIED_ERROR)
+    return values
 
 
 def measured_architecture(
@@ -416,46 +437,53 @@ def measured_architecture(
     which our bottom-up energies stand (docs/method/component-energies.md compares them). ``base``
     is a simulator's own file: its tree, sizes and technology stay, so that the simulator reads it,
     and factors and powers are replaced."""
-    texts = architecture_texts(base) if base is not None else _plain_texts(chip)
     values = chip.values
-    system = texts["system"]
-    system |= {
-        name: repr(values[ACTIVE].value) if name.endswith("_flane") else "0.0"
-        for name in STATIC_NAMES
+    draft = _draft_architecture(chip, base)
+    table = _unscaled_table(draft, chip)
+    scaling = dict(draft.scaling)
+    comments = {"": f"{chip.name}: {chip.source}"}
+    scaling_of_column = {
+        c.column: c.scaling for c in dialect_counters(SimulatorDialect.ACCELWATTCH)
     }
-    system |= {c.scaling: "0.0" for c in dialect_counters(SimulatorDialect.ACCELWATTCH)}
+    for term_name, term in TERMS.items():
+        for counter in term.counters:
+            unscaled_j = table.energy_j.get(counter, 0.0)
+            factor = values[term_name].value / unscaled_j if unscaled_j else 0.0
+            scaling[scaling_of_column[counter]] = factor
+            interval = _format_interval(values[term_name], 1e12, "pJ")
+            comments[scaling_of_column[counter]] = f"{interval} a count"
+    scaling["constant_power"] = max(values[CONSTANT].value - table.mc_constant_w, 0.0)
+    interval = _format_interval(values[CONSTANT], 1.0, "W")
+    comments["constant_power"] = f"{interval} with the memory controllers' constant"
+    for name in STATIC_NAMES:
+        if name.endswith("_flane"):
+            comments[name] = _format_interval(values[ACTIVE], 1.0, "W")
+    return replace(draft, scaling=scaling, comments=comments)
+
+
+def _draft_architecture(chip: MeasuredChip, base: ChipArchitecture | None) -> ChipArchitecture:
+    """Return the architecture with measured static and DRAM energies, and all factors at zero."""
+    texts = architecture_texts(base) if base is not None else _plain_texts(chip)
+    system = texts["system"]
+    for name in STATIC_NAMES:
+        # a first lane wakes its SM; further lanes cost nothing that was measured
+        system[name] = repr(chip.values[ACTIVE].value) if name.endswith("_flane") else "0.0"
+    for counter in dialect_counters(SimulatorDialect.ACCELWATTCH):
+        system[counter.scaling] = "0.0"
     system |= {
         "constant_power": "0.0",
         "idle_core_power": "0.0",
         "modeled_chip_voltage_ref": "1.0",
     }
-    texts.setdefault("system.mc", {})
-    for counter, key in (
-        ("MEM_RD", "dram_rd_coeff"),
-        ("MEM_WR", "dram_wr_coeff"),
-        ("", "dram_pre_coeff"),
-    ):
-        texts["system.mc"][key] = repr(values[counter].value) if counter else "0.0"
-    name = f"accelwattch_{chip.name}"
-    stats, titles = (base.stats, base.titles) if base is not None else ({}, {})
-    draft = make_architecture(name, texts, stats, titles)
-    table = _unscaled_table(draft, chip)
-    scaling = dict(draft.scaling)
-    notes = {}
-    by_column = {c.column: c.scaling for c in dialect_counters(SimulatorDialect.ACCELWATTCH)}
-    for key, term in TERMS.items():
-        for counter in term.counters:
-            unscaled_j = table.energy_j.get(counter, 0.0)
-            scaling[by_column[counter]] = values[key].value / unscaled_j if unscaled_j else 0.0
-            notes[by_column[counter]] = f"{_format_interval(values[key], 1e12, 'pJ')} a count"
-    scaling["constant_power"] = max(values[CONSTANT].value - table.mc_constant_w, 0.0)
-    notes["constant_power"] = (
-        f"{_format_interval(values[CONSTANT], 1.0, 'W')} with the memory controllers' constant"
+    texts.setdefault("system.mc", {}).update(
+        dram_rd_coeff=repr(chip.values["MEM_RD"].value),
+        dram_wr_coeff=repr(chip.values["MEM_WR"].value),
+        dram_pre_coeff="0.0",
     )
-    notes |= {
-        f: _format_interval(values[ACTIVE], 1.0, "W") for f in STATIC_NAMES if f.endswith("_flane")
-    }
-    return replace(draft, scaling=scaling, comments={"": f"{chip.name}: {chip.source}", **notes})
+    name = f"accelwattch_{chip.name}"
+    if base is None:
+        return make_architecture(name, texts)
+    return make_architecture(name, texts, base.stats, base.titles)
 
 
 def measured_table(chip: MeasuredChip, architecture: ChipArchitecture) -> EnergyTable:
@@ -463,18 +491,19 @@ def measured_table(chip: MeasuredChip, architecture: ChipArchitecture) -> Energy
     product.
     """
     table = _unscaled_table(architecture, chip)
-    interval: dict[str, tuple[float, float]] = {}
-    for key, term in TERMS.items():
-        energy = chip.values[key]
-        low, high = (
-            end / energy.value if energy.value else 1.0 for end in (energy.low, energy.high)
-        )
-        interval |= {c: (low * table.energy_j[c], high * table.energy_j[c]) for c in term.counters}
+    interval_j: dict[str, tuple[float, float]] = {}
+    for name, term in TERMS.items():
+        energy = chip.values[name]
+        low_ratio = energy.low / energy.value if energy.value else 1.0
+        high_ratio = energy.high / energy.value if energy.value else 1.0
+        for counter in term.counters:
+            unscaled_j = table.energy_j[counter]
+            interval_j[counter] = (low_ratio * unscaled_j, high_ratio * unscaled_j)
     return replace(
         table,
         name=f"{chip.name}-measured",
         source=chip.source,
-        interval_j=interval,
+        interval_j=interval_j,
     )
 
 
@@ -500,19 +529,26 @@ def launches_to_activity(launches: CountedLaunches, sm_count: float) -> Activity
     """Return launches as intervals of AccelWattch's events. Counters without a term of their own
     are zero.
     """
-    column = {name: i for i, name in enumerate(TERMS)}
-    counters = [c for c in dialect_counters(SimulatorDialect.ACCELWATTCH) if c.event]
+    column_of_term = {name: place for place, name in enumerate(TERMS)}
+    counted = {
+        "idle_sm": sm_count * (1.0 - launches.active),
+        "core_voltage": launches.level,
+    }
     nothing = np.zeros(len(launches.names))
-    value = [
-        launches.counts[:, column[c.column]] if c.column in column else nothing for c in counters
-    ]
-    events = [c.event for c in counters]
-    value[events.index("idle_sm")] = sm_count * (1.0 - launches.active)
-    events.append("core_voltage")
-    value.append(launches.level)
-    at = OperatingPoint(clock_hz=launches.clock_hz)
+    values: dict[str, Array] = {}
+    for counter in dialect_counters(SimulatorDialect.ACCELWATTCH):
+        if not counter.event:
+            continue
+        values[counter.event] = nothing
+        if counter.column in column_of_term:
+            values[counter.event] = launches.counts[:, column_of_term[counter.column]]
+    values |= counted
     return Activity(
-        launches.duration_s, np.stack(value, axis=-1), tuple(events), at, ActivitySource.PROFILED
+        launches.duration_s,
+        np.stack(list(values.values()), axis=-1),
+        tuple(values),
+        OperatingPoint(clock_hz=launches.clock_hz),
+        ActivitySource.PROFILED,
     )
 
 

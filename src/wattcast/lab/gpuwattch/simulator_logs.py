@@ -123,35 +123,24 @@ def read_power_report(
 
     Every component but static power is linear in its counters, so the mean counters give the mean
     watts. Static power is the report's own mean."""
-    text = _read_text(path)
-    blocks = re.split(r"^\s*kernel_name\s*=\s*", text, flags=re.MULTILINE)[1:]
-    counters = [c for c in dialect_counters(dialect) if c.event]
+    blocks = _split_kernels(_read_text(path))
     names = []
     rows = []
     static_w = []
     empty = []
     for block in blocks:
         name = block.split(maxsplit=1)[0] if block.strip() else ""
-        figures = dict(
-            re.findall(r"^(gpu_avg_\w+|kernel_avg_power),?\s*=\s*(\S+)", block, re.MULTILINE)
-        )
-        if lost := [c.column for c in counters if f"gpu_avg_{c.column}" not in figures]:
-            do = f"This is read as a report of {dialect}, the dialect of the architecture file."
-            raise bad_value(f"{path.name}: {name}", f"gpu_avg_{lost[0]}", "none", do)
-        values = [_parse_number(figures[f"gpu_avg_{c.column}"]) for c in counters]
-        if any(math.isnan(value) for value in values):
+        figures = _read_averages(block)
+        counts = _read_counters(figures, dialect, scaling, f"{path.name}: {name}")
+        if any(math.isnan(count) for count in counts):
             empty.append(name)
             continue
-        factors = [scaling.get(c.scaling, 1.0) or 1.0 if c.prescaled else 1.0 for c in counters]
-        rows.append([value / factor for value, factor in zip(values, factors, strict=True)])
-        static_w.append(_parse_number(figures.get("gpu_avg_STATICP", "0")))
         names.append(name)
+        rows.append(counts)
+        static_w.append(_parse_number(figures.get("gpu_avg_STATICP", "0")))
     if not rows:
-        raise bad_value(
-            path.name,
-            "a power report with kernels that had samples",
-            f"{len(blocks)} kernels without",
-        )
+        expectation = "a power report with kernels that had samples"
+        raise bad_value(path.name, expectation, f"{len(blocks)} kernels without")
     notes = ["means over each kernel's samples, as the report gives them"]
     given_w = {}
     if dialect is SimulatorDialect.ACCELWATTCH:
@@ -159,11 +148,49 @@ def read_power_report(
         notes.append("STATICP is the report's own: it is not proportional to counters")
     if empty:
         notes.append(f"kernels without a sample left out: {', '.join(empty)}")
-    duration_s = np.full(len(rows), sampling.sample_cycle / sampling.clock_hz)
-    at = OperatingPoint(clock_hz=sampling.clock_hz)
-    events = tuple(c.event for c in counters)
-    activity = Activity(duration_s, np.array(rows), events, at, ActivitySource.SIMULATED)
+    activity = Activity(
+        np.full(len(rows), sampling.sample_cycle / sampling.clock_hz),
+        np.array(rows),
+        tuple(counter.event for counter in dialect_counters(dialect) if counter.event),
+        OperatingPoint(clock_hz=sampling.clock_hz),
+        ActivitySource.SIMULATED,
+    )
     return CountedKernels(tuple(names), activity, given_w, tuple(notes))
+
+
+def _split_kernels(text: str) -> list[str]:
+    """Return what stands of each kernel, its name first."""
+    return re.split(r"^\s*kernel_name\s*=\s*", text, flags=re.MULTILINE)[1:]
+
+
+def _read_averages(block: str) -> dict[str, str]:
+    """Return the averages that a power report gives of one kernel, by name."""
+    pattern = r"^(gpu_avg_\w+|kernel_avg_power),?\s*=\s*(\S+)"
+    return dict(re.findall(pattern, block, re.MULTILINE))
+
+
+def _read_counters(
+    figures: Mapping[str, str],
+    dialect: SimulatorDialect,
+    scaling: Mapping[str, float],
+    where: str,
+) -> list[float]:
+    """Return the mean counters of a kernel without their scaling factors; NaN where a kernel had no
+    sample.
+    """
+    counts = []
+    for counter in dialect_counters(dialect):
+        if not counter.event:
+            continue
+        name = f"gpu_avg_{counter.column}"
+        if name not in figures:
+            do = f"This is read as a report of {dialect}, the dialect of the architecture file."
+            raise bad_value(where, name, "none", do)
+        factor = 1.0
+        if counter.prescaled:
+            factor = scaling.get(counter.scaling, 1.0) or 1.0
+        counts.append(_parse_number(figures[name]) / factor)
+    return counts
 
 
 def read_accelsim(path: Path, clock_hz: float) -> CountedKernels:
@@ -197,7 +224,7 @@ def _read_log(text: str) -> dict[tuple[str, str], dict[str, float]]:
     """
     rows: dict[tuple[str, str], dict[str, float]] = {}
     before: dict[str, float] = {}
-    for block in re.split(r"^\s*kernel_name\s*=\s*", text, flags=re.MULTILINE)[1:]:
+    for block in _split_kernels(text):
         totals = _read_totals(block)
         if "gpu_sim_cycle" not in totals:
             continue  # a kernel that had not ended
@@ -234,17 +261,16 @@ def _read_statistics(text: str) -> dict[tuple[str, str], dict[str, float]]:
     """
     rows: dict[tuple[str, str], dict[str, float]] = {}
     for section in re.split(r"^-{20,},*\s*$", text, flags=re.MULTILINE)[1:]:
-        lines = [
-            line.rstrip(",").split(",") for line in section.strip().splitlines() if line.strip(" ,")
-        ]
-        if len(lines) < 2:
+        full_lines = [line for line in section.strip().splitlines() if line.strip(" ,")]
+        if len(full_lines) < 2:
             continue
+        title, header, *body = [line.rstrip(",").split(",") for line in full_lines]
         # the name is the pattern that found the figure, such as gpu_sim_cycle\s*=\s*(.*)
-        name = re.sub(r"\\[st]\+?\*?|\(.*|=|\^", "", lines[0][0]).replace("\\", "").strip()
-        configurations = lines[1][1:]
-        for kernel, *cells in lines[2:]:
-            for configuration, cell in zip(configurations, cells, strict=False):
-                if not math.isnan(figure := _parse_number(cell)):
+        name = re.sub(r"\\[st]\+?\*?|\(.*|=|\^", "", title[0]).replace("\\", "").strip()
+        for kernel, *cells in body:
+            for configuration, cell in zip(header[1:], cells, strict=False):
+                figure = _parse_number(cell)
+                if not math.isnan(figure):
                     rows.setdefault((kernel, configuration), {})[name] = figure
     for row in rows.values():
         if "gpu_sim_cycle" not in row and "gpu_tot_sim_cycle" in row:
@@ -257,44 +283,52 @@ def read_gem5_stats(path: Path) -> CountedKernels:
     added up.
     """
     text = _read_text(path)
-    rows = []
-    for block in text.split(_GEM5_START)[1:]:
-        row: dict[str, float] = {}
-        for key, value in re.findall(r"^(\S+)\s+([-+.\deE]+)\s", block, re.MULTILINE):
-            *place, last = key.removesuffix("::total").split(".")
-            unit = [re.sub(r"\d+$", "", part) for part in place[-2:]]  # CUs0, CUs1 ... are added up
-            for name in {".".join([*unit, last]), ".".join([*unit[-1:], last])}:
-                row[name] = row.get(name, 0.0) + _parse_number(value)
-        if row.get("CUs.totalCycles", 0.0) > 0:
-            rows.append(row)
+    dumps = [_sum_units(block) for block in text.split(_GEM5_START)[1:]]
+    rows = [row for row in dumps if row.get("CUs.totalCycles", 0.0) > 0]
     if not rows:
-        raise bad_value(
-            path.name, "gem5 statistics of compute units (system.*.CUs0.totalCycles)", "none"
-        )
+        expectation = "gem5 statistics of compute units (system.*.CUs0.totalCycles)"
+        raise bad_value(path.name, expectation, "none")
     events, value = _map_statistics(path.name, "map_gem5.csv", rows)
-    seconds = np.array([row.get("simSeconds", 0.0) for row in rows])
-    if not ((seconds >= _SHORTEST_S) & (seconds <= _LONGEST_S)).all():
-        wanted = f"from {_SHORTEST_S:g} to {_LONGEST_S:g} seconds"
-        raise bad_value(f"{path.name}: simSeconds", wanted, seconds.max())
-    units = len(
-        set(re.findall(r"^(\S*CUs\d*)\.totalCycles", text, re.MULTILINE))
-    )  # one alone has no number
-    cycles = np.array([row["CUs.totalCycles"] for row in rows]) / units
-    clocks_fit = (cycles >= _LOWEST_CLOCK_HZ * seconds) & (cycles <= _HIGHEST_CLOCK_HZ * seconds)
-    if not clocks_fit.all():
-        wanted = f"cycles of {_LOWEST_CLOCK_HZ:g} to {_HIGHEST_CLOCK_HZ:g} Hz over simSeconds"
-        raise bad_value(f"{path.name}: totalCycles", wanted, cycles.max())
-    clock_hz = cycles / seconds
-    at = OperatingPoint(clock_hz=clock_hz)
+    duration_s = np.array([row.get("simSeconds", 0.0) for row in rows])
+    if not ((duration_s >= _SHORTEST_S) & (duration_s <= _LONGEST_S)).all():
+        expectation = f"from {_SHORTEST_S:g} to {_LONGEST_S:g} seconds"
+        raise bad_value(f"{path.name}: simSeconds", expectation, duration_s.max())
+    # one unit alone has no number
+    unit_names = re.findall(r"^(\S*CUs\d*)\.totalCycles", text, re.MULTILINE)
+    unit_count = len(set(unit_names))
+    cycles = np.array([row["CUs.totalCycles"] for row in rows]) / unit_count
+    is_slow = cycles < _LOWEST_CLOCK_HZ * duration_s
+    is_fast = cycles > _HIGHEST_CLOCK_HZ * duration_s
+    if (is_slow | is_fast | np.isnan(cycles)).any():
+        expectation = f"cycles of {_LOWEST_CLOCK_HZ:g} to {_HIGHEST_CLOCK_HZ:g} Hz over simSeconds"
+        raise bad_value(f"{path.name}: totalCycles", expectation, cycles.max())
     notes = (
-        f"gem5: {len(rows)} dumps, {units} compute units; a wavefront's instruction counts "
+        f"gem5: {len(rows)} dumps, {unit_count} compute units; a wavefront's instruction counts "
         "as a warp's",
         "integer operations are vector operations less floating-point ones",
     )
-    names = tuple(f"dump {i}" for i in range(1, len(rows) + 1))
-    return CountedKernels(
-        names, Activity(seconds, value, events, at, ActivitySource.SIMULATED), {}, notes
+    activity = Activity(
+        duration_s,
+        value,
+        events,
+        OperatingPoint(clock_hz=cycles / duration_s),
+        ActivitySource.SIMULATED,
     )
+    names = tuple(f"dump {number}" for number in range(1, len(rows) + 1))
+    return CountedKernels(names, activity, {}, notes)
+
+
+def _sum_units(block: str) -> dict[str, float]:
+    """Return the statistics of a dump, those of all compute units (CUs0, CUs1, ...) added up.
+
+    A statistic has the last two parts of its path, or the last one, before its name."""
+    sums: dict[str, float] = {}
+    for key, text in re.findall(r"^(\S+)\s+([-+.\deE]+)\s", block, re.MULTILINE):
+        *path, last = key.removesuffix("::total").split(".")
+        units = [re.sub(r"\d+$", "", part) for part in path[-2:]]
+        for name in {".".join([*units, last]), ".".join([*units[-1:], last])}:
+            sums[name] = sums.get(name, 0.0) + _parse_number(text)
+    return sums
 
 
 def _map_statistics(

@@ -46,6 +46,8 @@ _ROUNDING = 0.6e-6  # half of the last printed decimal, and a little for float32
 # by its place
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
 _SHADES = (0.0, 0.45, -0.4, 0.7, -0.65)
+_GREY = "#BFBFBF"
+_NEGLIGIBLE_W = 1e-9
 
 
 class BackgroundWriter(ExitStack):
@@ -127,10 +129,8 @@ def write_text_rows(
         edges = np.flatnonzero(
             np.diff(np.concatenate([[1], drop, [1]]))
         )  # kept runs lie between pairs of edges
-        pieces = [
-            text[starts[a] : stops[b - 1]] for a, b in zip(edges[0::2], edges[1::2], strict=True)
-        ]
-        text = b"".join(pieces)
+        kept_runs = zip(edges[0::2], edges[1::2], strict=True)
+        text = b"".join(text[starts[first] : stops[last - 1]] for first, last in kept_runs)
     file.write(text if keep_comma else text.replace(b",\n", b"\n"))
 
 
@@ -172,15 +172,20 @@ class OutputLabels:
     ) -> None:
         self.totals = totals  # AccelWattch adds threads per warp and totals of the counters
         self.counters = tuple(counters)
-        self.part_labels, self.counter_labels = (
-            tuple(name + ("," if compat and name not in bare else "") for name in names)
-            for names, bare in ((parts, no_comma), (counters, counters[-1:]))
-        )
-        # the header of the original's AccelWattch lacks one comma
-        self.power_header = (
-            "power," + "".join(self.part_labels) if compat else ",".join(("power", *parts))
-        )
+        self.part_labels = tuple(parts)
+        self.counter_labels = tuple(counters)
+        self.power_header = ",".join(("power", *parts))
+        if compat:
+            self.part_labels = _add_commas(parts, no_comma)
+            self.counter_labels = _add_commas(counters, counters[-1:])
+            # the header of the original's AccelWattch lacks one comma
+            self.power_header = "power," + "".join(self.part_labels)
         self.steady_header = ",".join(("start", "end", "power", "IPC", *counters))
+
+
+def _add_commas(names: Sequence[str], without: Sequence[str]) -> tuple[str, ...]:
+    """Return names with a comma behind each, but for those ``without``."""
+    return tuple(name if name in without else name + "," for name in names)
 
 
 def format_kernel_report(
@@ -203,9 +208,13 @@ def format_kernel_report(
         yield from lines(kind, labels.part_labels, figures.part_w)
         yield from lines(kind, labels.counter_labels, figures.counter)
 
-    known = names[kernel.index] if kernel.index < len(names) else None
-    yield f"kernel_name = {known.name if known else UNKNOWN_KERNEL} \n"
-    yield f"kernel_launch_uid = {known.uid if known else kernel.index + 1} \n\n"
+    name = UNKNOWN_KERNEL
+    uid = kernel.index + 1
+    if kernel.index < len(names):
+        name = names[kernel.index].name
+        uid = names[kernel.index].uid
+    yield f"kernel_name = {name} \n"
+    yield f"kernel_launch_uid = {uid} \n\n"
     yield "Kernel Average Power Data:\n"
     yield from block("avg", kernel.mean)
     if labels.totals:
@@ -243,14 +252,13 @@ def format_steady_rows(
     it is known.
     """
     end = "," if compat else ""
-    known = iter(ipc)
+    measured_ipc = iter(ipc)
     for region in regions:
         if region is None:
-            yield (NO_STEADY_STATE + "\n") * (
-                2 if compat else 1
-            )  # the original looks twice when a kernel ends
+            # the original looks twice when a kernel ends
+            yield (NO_STEADY_STATE + "\n") * (2 if compat else 1)
             continue
-        value = next(known, None)
+        value = next(measured_ipc, None)
         if value is None and region.kernel < len(names):
             value = names[region.kernel].ipc
         shown = "" if value is None else f"{value:f}"
@@ -338,25 +346,21 @@ def draw_component_power(
 ) -> Figure:
     """Draw components stacked over time: the largest by name, the rest together."""
     start_s, end_s, part_w = timeline.mean()
-    order = np.argsort(-part_w.sum(axis=0), kind="stable")
-    shown = [int(i) for i in order[:MOST_PARTS] if part_w[:, i].any()]
-    stack = {}
-    for i in shown:
-        base = _COLOURS[i % len(_COLOURS)]
-        shade = _SHADES[i // len(_COLOURS) % len(_SHADES)]
-        channels = [int(base[k : k + 2], 16) for k in (1, 3, 5)]
-        mixed = [c + (255 - c) * shade if shade > 0 else c * (1.0 + shade) for c in channels]
-        stack[parts[i]] = part_w[:, i], "#" + "".join(f"{round(c):02X}" for c in mixed)
-    rest = part_w.sum(axis=1) - part_w[:, shown].sum(axis=1)
-    if rest.max(initial=0.0) > 1e-9:
-        stack["all others"] = (rest, "#BFBFBF")
+    largest = np.argsort(-part_w.sum(axis=0), kind="stable")[:MOST_PARTS]
+    shown = [int(i) for i in largest if part_w[:, i].any()]
+    heights_w = [part_w[:, i] for i in shown]
+    labels = [parts[i] for i in shown]
+    colours = [_part_colour(i) for i in shown]
+    remainder_w = part_w.sum(axis=1) - part_w[:, shown].sum(axis=1)
+    if remainder_w.max(initial=0.0) > _NEGLIGIBLE_W:
+        heights_w.append(remainder_w)
+        labels.append("all others")
+        colours.append(_GREY)
     figure, axes = new_axes(10.0, 5.0)
-    edges = np.append(start_s, end_s) * 1e6
-    heights, colours = zip(*stack.values(), strict=True)
     axes.stackplot(
-        edges,
-        [np.append(y, y[-1]) for y in heights],
-        labels=list(stack),
+        np.append(start_s, end_s) * 1e6,
+        [np.append(height_w, height_w[-1]) for height_w in heights_w],
+        labels=labels,
         colors=colours,
         step="post",
     )
@@ -368,8 +372,20 @@ def draw_component_power(
         bbox_to_anchor=(1.01, 1.0),
         frameon=False,
     )
-    note = (
-        f"{caption}; each step is the mean of {timeline.width} sample{'s' * (timeline.width > 1)}"
-    )
+    samples = "sample" if timeline.width == 1 else "samples"
+    note = f"{caption}; each step is the mean of {timeline.width} {samples}"
     figure.supxlabel(note, color="#666666")
     return figure
+
+
+def _part_colour(place: int) -> str:
+    """Return the colour of a component by its place: a base colour, then lighter or darker ones."""
+    base = _COLOURS[place % len(_COLOURS)]
+    shade = _SHADES[place // len(_COLOURS) % len(_SHADES)]
+    colour = "#"
+    for start in (1, 3, 5):
+        channel = int(base[start : start + 2], 16)
+        room = 255 - channel if shade > 0 else channel
+        mixed = channel + room * shade
+        colour += f"{round(mixed):02X}"
+    return colour

@@ -8,7 +8,6 @@ before the damage; then ``TraceFault`` names the place."""
 
 from __future__ import annotations
 
-import contextlib
 import time
 import zlib
 from collections.abc import Iterator, Mapping
@@ -133,49 +132,43 @@ def _read_lines(
     follow_s: float = 0.0,
 ) -> Iterator[bytes]:
     """Yield the header line, then blocks of whole lines."""
+    _await_beginning(path, follow_s)
+    read = _read_gzip if _is_gzip(path) else _read_plain
+    incomplete = b""  # the beginning of a line whose end has not come yet
+    total_byte = 0
+    has_header = False
+    for piece in read(path, block_byte, follow_s):
+        data = piece
+        total_byte += len(data)
+        if total_byte > MAX_COUNTER_TRACE_BYTE:
+            limit = f"at most {MAX_COUNTER_TRACE_BYTE} bytes when unpacked"
+            raise bad_value(path.name, limit, "more", "Cut the trace in parts.")
+        if not has_header and b"\n" in data:
+            header, _, data = (incomplete + data).partition(b"\n")
+            yield header
+            incomplete = b""
+            has_header = True
+        end = data.rfind(b"\n") + 1 if has_header else 0
+        if end:
+            lines = data[:end]  # a slice of all of it is no copy
+            yield incomplete + lines if incomplete else lines
+            incomplete = data[end:]
+        else:
+            incomplete += data
+        if len(incomplete) > MAX_TRACE_LINE_BYTE:
+            limit = f"lines of at most {MAX_TRACE_LINE_BYTE} bytes"
+            raise bad_value(path.name, limit, "a longer one")
+    if not has_header:
+        raise bad_value(path.name, "a header line", "no line at all")
+    if incomplete.strip():
+        yield incomplete + b"\n"
+
+
+def _await_beginning(path: Path, follow_s: float) -> None:
+    """Wait for a trace that grows until the simulator has begun to write, at most ``follow_s``."""
     until = time.monotonic() + follow_s
     while time.monotonic() < until and not (path.is_file() and path.stat().st_size > 1):
-        time.sleep(_LOOK_AGAIN_S)  # the simulator has not begun to write
-    read = _read_gzip if _is_gzip(path) else _read_plain
-    pieces = read(path, block_byte, follow_s)
-    rest = b""
-    total = 0
-    header_sent = False
-    ended = False
-    fault: BadInput | None = None
-    while not ended:
-        try:
-            piece = next(pieces, None)
-        except BadInput as error:
-            piece = None
-            fault = error
-        data = piece or b""
-        ended = piece is None
-        total += len(data)
-        if total > MAX_COUNTER_TRACE_BYTE:
-            wanted = f"at most {MAX_COUNTER_TRACE_BYTE} bytes when unpacked"
-            raise bad_value(path.name, wanted, "more", "Cut the trace in parts.")
-        if not header_sent and b"\n" in data:
-            line, _, data = (rest + data).partition(b"\n")
-            yield line
-            rest = b""
-            header_sent = True
-        cut = data.rfind(b"\n") + 1 if header_sent else 0
-        if cut:
-            yield rest + data[:cut] if rest else data[:cut]  # a slice of all of it is no copy
-            rest = data[cut:]
-        else:
-            rest += data
-        if len(rest) > MAX_TRACE_LINE_BYTE:
-            raise bad_value(
-                path.name, f"lines of at most {MAX_TRACE_LINE_BYTE} bytes", "a longer one"
-            )
-        if fault is not None:
-            raise fault
-    if not header_sent:
-        raise bad_value(path.name, "a header line", "no line at all")
-    if rest.strip():
-        yield rest + b"\n"
+        time.sleep(_LOOK_AGAIN_S)
 
 
 def _read_chunks(
@@ -215,48 +208,56 @@ def _read_gzip(
     follow_s: float,
 ) -> Iterator[bytes]:
     """Decompress member after member, handing out pieces of about ``block_byte``."""
-    read = written = held = 0
-    inside = False  # of a member: ending there is no clean end
-    parts: list[bytes] = []
+    read_byte = 0
+    written_byte = 0
+    piece = bytearray()
+    is_inside = False  # of a member: ending there is no clean end
     engine = zlib.decompressobj(wbits=31)
     with open_regular(path) as stream:
-        for data in _read_chunks(stream, _GZIP_READ_BYTE, follow_s):
-            read += len(data)
+        for chunk in _read_chunks(stream, _GZIP_READ_BYTE, follow_s):
+            data = chunk
+            read_byte += len(data)
             if not data:  # a growing trace stands still: hand on what is there
-                yield b"".join(parts)
-                parts = []
-                held = 0
+                yield bytes(piece)
+                piece.clear()
             while data:
                 try:
-                    out = engine.decompress(data, block_byte)
+                    output = engine.decompress(data, block_byte)
                 except zlib.error as error:
-                    yield b"".join(parts)
-                    raise BadInput(
-                        f"{path.name}: damaged gzip near byte {read - len(data)} ({error})."
-                    ) from None
+                    yield bytes(piece)
+                    place = f"near byte {read_byte - len(data)}"
+                    raise BadInput(f"{path.name}: damaged gzip {place} ({error}).") from None
                 data = engine.unconsumed_tail
-                inside = True
-                parts.append(out)
-                written = written + len(out)
-                held = held + len(out)
-                if written > _RATIO_FROM_BYTE and written > MAX_GZIP_RATIO * read:
-                    wanted = f"gzip data of at most {MAX_GZIP_RATIO:.0f}:1"
-                    do = "This is no counter trace; unpack it yourself if you trust it."
-                    raise bad_value(path.name, wanted, f"{written / read:.0f}:1", do)
+                is_inside = True
+                piece += output
+                written_byte += len(output)
+                _check_gzip_ratio(path.name, read_byte, written_byte)
                 if engine.eof:
-                    data = engine.unused_data.lstrip(
-                        b"\0"
-                    )  # zero padding between members is allowed
+                    data = engine.unused_data.lstrip(b"\0")  # members may be padded with zeros
                     engine = zlib.decompressobj(wbits=31)
-                    inside = False
-                if held >= block_byte:
-                    yield b"".join(parts)
-                    parts = []
-                    held = 0
-    yield b"".join(parts)
-    if inside:
+                    is_inside = False
+                if len(piece) >= block_byte:
+                    yield bytes(piece)
+                    piece.clear()
+    yield bytes(piece)
+    if is_inside:
         raise BadInput(
-            f"{path.name}: the gzip data break off at byte {read}. Was the simulator stopped?"
+            f"{path.name}: the gzip data break off at byte {read_byte}. Was the simulator stopped?"
+        )
+
+
+def _check_gzip_ratio(
+    where: str,
+    read_byte: int,
+    written_byte: int,
+) -> None:
+    """Refuse data that unpack to more than a trace of numbers can."""
+    if written_byte > _RATIO_FROM_BYTE and written_byte > MAX_GZIP_RATIO * read_byte:
+        raise bad_value(
+            where,
+            f"gzip data of at most {MAX_GZIP_RATIO:.0f}:1",
+            f"{written_byte / read_byte:.0f}:1",
+            "This is no counter trace; unpack it yourself if you trust it.",
         )
 
 
@@ -265,51 +266,67 @@ def _parse_rows(text: bytes, count: int) -> tuple[Array, str | None]:
 
     Only a block that polars refuses, or in which something is wrong, is read line by line.
     """
-    import polars as pl
-
-    schema: dict[str, type[pl.DataType]] = {f"c{i}": pl.Float64 for i in range(count)}
-    first = text[: text.find(b"\n")].rstrip()
-    if first.endswith(b","):
-        schema["end"] = pl.String
-    if first.count(b",") == len(schema) - 1:
-        with contextlib.suppress(pl.exceptions.PolarsError):
-            frame = pl.read_csv(
-                text,
-                has_header=False,
-                schema=schema,
-                quote_char=None,
-            )
-            value = frame.select(list(schema)[:count]).to_numpy(
-                order="fortran"
-            )  # what is missing becomes NaN
-            ended = "end" not in schema or frame["end"].null_count() == frame.height
-            if ended and np.isfinite(value.T.sum()) and value.T.min(initial=0.0) >= 0.0:
-                return value, None
+    value = _parse_block(text, count)
+    if value is not None:
+        return value, None
     rows: list[list[float]] = []
     complaint = None
     for line in text.split(b"\n")[:-1]:
-        fields = line.strip().decode("ascii", "replace").split(",")
-        if len(fields) > 1 and not fields[-1].strip():
-            fields.pop()
-        if len(fields) != count or fields == [""]:
-            complaint = (
-                f"expected {count} counters, got "
-                f"{'an empty line' if fields == [''] else len(fields)}."
-            )
+        try:
+            rows.append(_parse_row(line, count))
+        except BadInput as error:
+            complaint = str(error)
             break
-        row: list[float] = []
-        for cell in fields:
-            with contextlib.suppress(ValueError):
-                row.append(float(cell))
-                if np.isfinite(row[-1]) and row[-1] >= 0.0:
-                    continue
-                complaint = f"expected finite counters, zero or more, got {clip_text(cell)}."
-            complaint = complaint or f"expected numbers, got {clip_text(cell)!r}."
-            break
-        if complaint is not None:
-            break
-        rows.append(row)
     return np.array(rows, dtype=np.float64).reshape(len(rows), count), complaint
+
+
+def _parse_block(text: bytes, count: int) -> Array | None:
+    """Return the numbers of a whole block at once, or None where anything is wrong with it."""
+    import polars as pl
+
+    schema: dict[str, type[pl.DataType]] = {f"c{i}": pl.Float64 for i in range(count)}
+    first_line = text[: text.find(b"\n")].rstrip()
+    has_end_comma = first_line.endswith(b",")
+    if has_end_comma:
+        schema["end"] = pl.String
+    if first_line.count(b",") != len(schema) - 1:
+        return None
+    try:
+        frame = pl.read_csv(
+            text,
+            has_header=False,
+            schema=schema,
+            quote_char=None,
+        )
+        value = frame.select(list(schema)[:count]).to_numpy(order="fortran")
+    except pl.exceptions.PolarsError:
+        return None
+    if has_end_comma and frame["end"].null_count() != frame.height:
+        return None
+    # a cell that is missing has become NaN
+    is_good = np.isfinite(value.T.sum()) and value.T.min(initial=0.0) >= 0.0
+    return value if is_good else None
+
+
+def _parse_row(line: bytes, count: int) -> list[float]:
+    """Return the counters of one line, or raise BadInput with the complaint about it."""
+    cells = line.strip().decode("ascii", "replace").split(",")
+    if len(cells) > 1 and not cells[-1].strip():
+        cells.pop()
+    if cells == [""]:
+        raise BadInput(f"expected {count} counters, got an empty line.")
+    if len(cells) != count:
+        raise BadInput(f"expected {count} counters, got {len(cells)}.")
+    row: list[float] = []
+    for cell in cells:
+        try:
+            counter = float(cell)
+        except ValueError:
+            raise BadInput(f"expected numbers, got {clip_text(cell)!r}.") from None
+        if not (np.isfinite(counter) and counter >= 0.0):
+            raise BadInput(f"expected finite counters, zero or more, got {clip_text(cell)}.")
+        row.append(counter)
+    return row
 
 
 def _take_lines(text: bytes, count: int) -> bytes:
@@ -420,34 +437,38 @@ class MetricTrace:
         sample: Array | None = None,
     ) -> Activity:
         """Return the rows of a block as intervals; ``sample`` numbers them (default: the row)."""
-        index = (
-            np.arange(block.first, block.first + len(block), dtype=np.float64)
-            if sample is None
-            else sample
-        )
-        clock_hz, voltage_v = sampling.settings_at(index)
+        if sample is None:
+            sample = np.arange(block.first, block.first + len(block), dtype=np.float64)
+        clock_hz, voltage_v = sampling.settings_at(sample)
         if CLOCK in self.optional:
             clock_hz = 1e6 * self.column(block, CLOCK)
-        cycles = self.column(block, CYCLES) if CYCLES in self.optional else sampling.sample_cycle
-        more = {}
+        cycles: Array | float = sampling.sample_cycle
+        if CYCLES in self.optional:
+            cycles = self.column(block, CYCLES)
+        added = {}
         if VOLTAGE in self.optional:
-            more["core_voltage"] = self.column(block, VOLTAGE)
+            added["core_voltage"] = self.column(block, VOLTAGE)
         elif not np.isnan(voltage_v).any():
-            more["core_voltage"] = voltage_v
+            added["core_voltage"] = voltage_v
         if THREADS in self.optional:
-            more["active_thread"] = self.column(block, THREADS)
-        at = OperatingPoint(clock_hz=clock_hz)
-        unscaled = bool((self.divisor == 1.0).all())
-        if unscaled and self.columns == tuple(range(len(self.columns))) and not more:  # no copy
-            value = block.value[:, : len(self.columns)]
-        else:
-            scaled = [
-                block.value[:, c] / d for c, d in zip(self.columns, self.divisor, strict=True)
-            ]
-            value = np.stack([*scaled, *more.values()]).T
+            added["active_thread"] = self.column(block, THREADS)
         return Activity(
-            cycles / clock_hz, value, (*self.events, *more), at, ActivitySource.SIMULATED
+            cycles / clock_hz,
+            self._unscaled_values(block, added),
+            (*self.events, *added),
+            OperatingPoint(clock_hz=clock_hz),
+            ActivitySource.SIMULATED,
         )
+
+    def _unscaled_values(self, block: TraceBlock, added: Mapping[str, Array]) -> Array:
+        """Return the counts of all events without applied factors; a plain block is not copied."""
+        is_unscaled = bool((self.divisor == 1.0).all())
+        if is_unscaled and self.columns == tuple(range(len(self.columns))) and not added:
+            return block.value[:, : len(self.columns)]
+        unscaled = []
+        for column, divisor in zip(self.columns, self.divisor, strict=True):
+            unscaled.append(block.value[:, column] / divisor)
+        return np.stack([*unscaled, *added.values()]).T
 
     def column(
         self,
@@ -472,39 +493,57 @@ def open_metric_trace(
     missing counter of the dialect are errors: a missing counter is not a zero. A trace that grows
     is read on until ``follow_s`` pass without a row."""
     file = open_trace(path, follow_s)
-    known = {c.column: c for c in dialect_counters(dialect)}
+    counters = {counter.column: counter for counter in dialect_counters(dialect)}
     custom = custom or {}
-    names: dict[str, int] = {}
+    column_of_event: dict[str, int] = {}
     divisor: list[float] = []
-    for i, column in enumerate(file.columns):
-        counter = known.get(column)
+    for place, column in enumerate(file.columns):
+        counter = counters.get(column)
         event = counter.event if counter else custom.get(column, "")
-        if counter is None and not event and column not in OPTIONAL_COLUMNS:
-            every = [*known, *custom, *OPTIONAL_COLUMNS]
+        if event:
+            column_of_event[event] = place
+            divisor.append(_applied_factor(counter, scaling or {}))
+        elif counter is None and column not in OPTIONAL_COLUMNS:
             do = (
                 "Name it in a component file (--components), or drop it. This is read as "
                 f"{dialect}."
             )
-            raise unknown_name(f"counter in {path.name}", column, every, do)
-        if event:
-            names[event] = i
-            factor = (scaling or {}).get(counter.scaling) if counter and counter.prescaled else 1.0
-            if factor is None:
-                do = "Give the architecture file the simulator ran with."
-                raise bad_value(f"scaling factor of {column}", "a number", "none", do)
-            divisor.append(
-                factor if factor > 0 else 1.0
-            )  # a factor of zero leaves only zeros, which stay
-    missing = [c.column for c in known.values() if c.event and c.column not in file.columns]
-    if missing:
-        close = [n for m in missing for n in nearest_names(m, file.columns, 1)]
-        hint = f" It has {', '.join(close)}." if close else ""
-        raise MissingEvents(
-            f"{path.name}: {dialect} counters {', '.join(missing)} are missing.{hint} A "
-            "missing counter is not a "
-            f"zero: write the column, or choose the other dialect."
-        )
+            readable = [*counters, *custom, *OPTIONAL_COLUMNS]
+            raise unknown_name(f"counter in {path.name}", column, readable, do)
+    _check_complete(file, dialect)
     optional = {name: file.columns.index(name) for name in OPTIONAL_COLUMNS if name in file.columns}
     return MetricTrace(
-        file, dialect, tuple(names), tuple(names.values()), np.array(divisor), optional
+        file,
+        dialect,
+        tuple(column_of_event),
+        tuple(column_of_event.values()),
+        np.array(divisor),
+        optional,
+    )
+
+
+def _applied_factor(counter: SimulatorCounter | None, scaling: Mapping[str, float]) -> float:
+    """Return the factor that the simulator has multiplied a counter by, 1 where it has not."""
+    if counter is None or not counter.prescaled:
+        return 1.0
+    if counter.scaling not in scaling:
+        do = "Give the architecture file the simulator ran with."
+        raise bad_value(f"scaling factor of {counter.column}", "a number", "none", do)
+    factor = scaling[counter.scaling]
+    return factor if factor > 0 else 1.0  # a factor of zero leaves only zeros, which stay
+
+
+def _check_complete(file: TraceFile, dialect: SimulatorDialect) -> None:
+    """Refuse a trace in which a counter of the dialect is missing."""
+    needed = [counter.column for counter in dialect_counters(dialect) if counter.event]
+    missing = [column for column in needed if column not in file.columns]
+    if not missing:
+        return
+    close: list[str] = []
+    for column in missing:
+        close += nearest_names(column, file.columns, 1)
+    hint = f" It has {', '.join(close)}." if close else ""
+    raise MissingEvents(
+        f"{file.path.name}: {dialect} counters {', '.join(missing)} are missing.{hint} "
+        "A missing counter is not a zero: write the column, or choose the other dialect."
     )

@@ -26,13 +26,38 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wattcast.core.arrays import Array, Mask
-from wattcast.lab.gpuwattch import (
-    trace_outputs,
-    trace_reading,
-    trace_statistics,
-)
 from wattcast.lab.gpuwattch.component_set import ComponentSet
 from wattcast.lab.gpuwattch.simulator_config import SimulatorConfig
+from wattcast.lab.gpuwattch.trace_outputs import (
+    BackgroundWriter,
+    GrowingTextFile,
+    OutputLabels,
+    ParquetTable,
+    PowerBins,
+    format_kernel_report,
+    format_steady_rows,
+    restore_idle_sms,
+    write_number_rows,
+    write_text_rows,
+)
+from wattcast.lab.gpuwattch.trace_reading import (
+    CYCLES,
+    INSTRUCTIONS,
+    THREADS,
+    MetricTrace,
+    SimulatorDialect,
+    TraceBlock,
+    TraceFault,
+    TraceSampling,
+)
+from wattcast.lab.gpuwattch.trace_statistics import (
+    KernelEndFinder,
+    KernelPower,
+    KernelTally,
+    ListedKernel,
+    SteadyRegion,
+    SteadyStateFinder,
+)
 from wattcast.power.activity import Activity
 from wattcast.power.component_power import ComponentPower
 from wattcast.power.power_model import Power
@@ -52,12 +77,12 @@ FIGURE = "components.png"
 class TraceRun:
     """Everything one pass needs."""
 
-    trace: trace_reading.MetricTrace
+    trace: MetricTrace
     model: ComponentPower
     components: ComponentSet
-    sampling: trace_reading.TraceSampling
+    sampling: TraceSampling
     out: Path
-    kernels: tuple[trace_statistics.ListedKernel, ...] = ()
+    kernels: tuple[ListedKernel, ...] = ()
     config: SimulatorConfig = field(default_factory=SimulatorConfig)
     wanted: Collection[str] = (*LOGS, TABLE, FIGURE)
     compress: bool | None = None  # default: as the trace is
@@ -74,9 +99,9 @@ class TraceResult:
     """The outcome of a pass."""
 
     files: list[Path] = field(default_factory=list)
-    kernels: list[trace_statistics.KernelPower] = field(default_factory=list)
-    regions: list[trace_statistics.SteadyRegion | None] = field(default_factory=list)
-    timeline: trace_outputs.PowerBins | None = None
+    kernels: list[KernelPower] = field(default_factory=list)
+    regions: list[SteadyRegion | None] = field(default_factory=list)
+    timeline: PowerBins | None = None
     samples: int = 0
     duration_s: float = 0.0
     energy_j: float = 0.0
@@ -84,7 +109,7 @@ class TraceResult:
     doubtful: list[int] = field(
         default_factory=list
     )  # samples whose static power rests on estimated threads
-    fault: trace_reading.TraceFault | None = None
+    fault: TraceFault | None = None
 
 
 def run_trace(job: TraceRun) -> TraceResult:
@@ -100,54 +125,58 @@ def run_trace(job: TraceRun) -> TraceResult:
         work.writer.drain()
         work.finish()
     result = work.result
-    notes = work.result.notes
     if work.lanes is not None:
-        notes.append(work.lanes.note())
+        result.notes.append(work.lanes.note())
         result.doubtful = work.lanes.doubtful
-    ended = [k for k in result.kernels if k.finished]
-    if not job.kernels:
-        notes.append(
-            "kernel names are not in a metric trace: they are left out (--kernels gives them)"
-        )
-    elif len(ended) != len(job.kernels):
-        how = "by its list" if work.ends.by_list else "found by their repeated rows"
-        notes.append(
-            f"{len(job.kernels)} kernels are listed, {len(ended)} ended in the trace, "
-            f"{how}: names may be shifted. "
-            "Give each kernel's samples or cycles in the list"
-        )
-    if (
-        any(k.ipc is not None for k in job.kernels)
-        and trace_reading.INSTRUCTIONS not in job.trace.optional
-    ):
-        notes.append("IPC of steady states is that of the whole kernel, from the list")
-    elif trace_reading.INSTRUCTIONS not in job.trace.optional:
-        notes.append("IPC is not in a metric trace: it is left out of the steady states")
-    if any(not k.finished for k in result.kernels):
-        notes.append("the last kernel had not ended when the trace did")
+    result.notes += _describe_kernels(job, result, work.ends.by_list)
     return result
 
 
+def _describe_kernels(
+    job: TraceRun,
+    result: TraceResult,
+    ends_by_list: bool,
+) -> Iterator[str]:
+    """Say where names, ends and IPC of the kernels come from, and what is not known of them."""
+    ended_count = sum(kernel.finished for kernel in result.kernels)
+    if not job.kernels:
+        yield "kernel names are not in a metric trace: they are left out (--kernels gives them)"
+    elif ended_count != len(job.kernels):
+        how = "by its list" if ends_by_list else "found by their repeated rows"
+        yield (
+            f"{len(job.kernels)} kernels are listed, {ended_count} ended in the trace, "
+            f"{how}: names may be shifted. "
+            "Give each kernel's samples or cycles in the list"
+        )
+    if INSTRUCTIONS not in job.trace.optional:
+        if any(kernel.ipc is not None for kernel in job.kernels):
+            yield "IPC of steady states is that of the whole kernel, from the list"
+        else:
+            yield "IPC is not in a metric trace: it is left out of the steady states"
+    if any(not kernel.finished for kernel in result.kernels):
+        yield "the last kernel had not ended when the trace did"
+
+
 def _blocks_with_following(
-    trace: trace_reading.MetricTrace, result: TraceResult
-) -> Iterator[tuple[trace_reading.TraceBlock, Array | None]]:
+    trace: MetricTrace, result: TraceResult
+) -> Iterator[tuple[TraceBlock, Array | None]]:
     """Yield blocks, each with the first row of the next, which is read meanwhile; keep a fault of
     the file.
     """
-    held: trace_reading.TraceBlock | None = None
+    previous: TraceBlock | None = None
     blocks = trace.blocks()
     with ThreadPoolExecutor(1) as reader:
         try:
             waiting = reader.submit(next, blocks, None)
             while (block := waiting.result()) is not None:
                 waiting = reader.submit(next, blocks, None)
-                if held is not None:
-                    yield held, block.value[0]
-                held = block
-        except trace_reading.TraceFault as fault:
+                if previous is not None:
+                    yield previous, block.value[0]
+                previous = block
+        except TraceFault as fault:
             result.fault = fault
-    if held is not None:
-        yield held, None
+    if previous is not None:
+        yield previous, None
 
 
 # of a full warp; full warps of a real run show 0.77 and more in the duty, a divergent one 0.35
@@ -186,29 +215,40 @@ class LaneFinder:
         estimates.
         """
         sums = np.zeros((len(self.job.kernels), 3))  # samples, lanes, samples with work
-        ends = trace_statistics.KernelEndFinder(self.job.trace.file.columns, self.job.kernels)
+        ends = KernelEndFinder(self.job.trace.file.columns, self.job.kernels)
         index = 0
         for block, following in _blocks_with_following(self.job.trace, TraceResult()):
             ending = ends.mark(block.value, following)
             lanes, _ = self.estimate(self.job.trace.activity(block, self.job.sampling))
             kernel = index + np.cumsum(ending) - ending
             index += int(ending.sum())
-            kept = ~ending & (kernel < len(sums))
-            np.add.at(
-                sums, kernel[kept], np.stack([np.ones_like(lanes), lanes, lanes > 0], axis=1)[kept]
-            )
-        for listed, (samples, lanes_sum, working) in zip(
-            self.job.kernels, sums.tolist(), strict=True
-        ):
-            by_report = listed.mean_threads is not None
-            mean, counted = (
-                (listed.mean_threads, samples) if by_report else (listed.threads, working)
-            )
-            known = mean is not None and lanes_sum > 0
-            ratio = mean * counted / lanes_sum if mean is not None and known else 1.0
-            full = abs(ratio - 1.0) <= _REPORTED_DIGITS
-            self.factor.append(1.0 if full else ratio)
-            self.exact.append(known and (full or working <= 1) and by_report)
+            is_counted = ~ending & (kernel < len(sums))
+            figures = np.stack([np.ones_like(lanes), lanes, lanes > 0], axis=1)
+            np.add.at(sums, kernel[is_counted], figures[is_counted])
+        for listed, kernel_sums in zip(self.job.kernels, sums.tolist(), strict=True):
+            self._add_kernel(listed, *kernel_sums)
+
+    def _add_kernel(
+        self,
+        listed: ListedKernel,
+        sample_count: float,
+        lanes_sum: float,
+        working_count: float,
+    ) -> None:
+        """Keep how far a kernel's listed mean is from its estimates, and whether that is exact.
+
+        A report gives the mean over all samples, other lists the one over samples with work."""
+        is_reported = listed.mean_threads is not None
+        mean = listed.mean_threads if is_reported else listed.threads
+        counted = sample_count if is_reported else working_count
+        if mean is None or lanes_sum <= 0:
+            self.factor.append(1.0)
+            self.exact.append(False)
+            return
+        ratio = mean * counted / lanes_sum
+        has_full_warps = abs(ratio - 1.0) <= _REPORTED_DIGITS
+        self.factor.append(1.0 if has_full_warps else ratio)
+        self.exact.append(is_reported and (has_full_warps or working_count <= 1))
 
     def estimate(self, activity: Activity) -> tuple[Array, Mask]:
         """Return lanes by the pipeline duty, and which samples it shows to be divergent."""
@@ -238,53 +278,51 @@ class LaneFinder:
         """Return the activity with its active threads, the threads, and the samples that know
         them.
         """
-        lanes, divergent = self.estimate(activity)
+        lanes, is_divergent = self.estimate(activity)
         if activity.has("active_thread"):
             return activity, lanes, np.ones(lanes.shape, dtype=np.bool_)
-        known = lanes <= 0
+        is_known = lanes <= 0
         if self.factor:
-            place = np.minimum(kernel, len(self.factor) - 1)
-            listed = kernel < len(self.factor)
             assert self.job.model.static is not None
-            scaled = np.minimum(
-                lanes * np.array(self.factor)[place], self.job.model.static.full_warp
-            )
-            lanes = np.where(listed, scaled, lanes)
-            known |= listed & np.array(self.exact)[place]
-            divergent = divergent | (listed & (np.array(self.factor)[place] != 1.0))
-        self.doubtful += sample[~known & kept & divergent].astype(int).tolist()
-        self.unchecked += int((~known & kept).sum()) if self.job.config.commit_width is None else 0
+            place = np.minimum(kernel, len(self.factor) - 1)
+            is_listed = kernel < len(self.factor)
+            factor = np.array(self.factor)[place]
+            scaled = np.minimum(lanes * factor, self.job.model.static.full_warp)
+            lanes = np.where(is_listed, scaled, lanes)
+            is_known |= is_listed & np.array(self.exact)[place]
+            is_divergent = is_divergent | (is_listed & (factor != 1.0))
+        is_open = ~is_known & kept
+        self.doubtful += sample[is_open & is_divergent].astype(int).tolist()
+        if self.job.config.commit_width is None:
+            self.unchecked += int(is_open.sum())
         value = np.concatenate([activity.value, lanes[:, np.newaxis]], axis=1)
-        return (
-            replace(activity, value=value, events=(*activity.events, "active_thread")),
-            lanes,
-            known,
-        )
+        with_lanes = replace(activity, value=value, events=(*activity.events, "active_thread"))
+        return with_lanes, lanes, is_known
 
     def note(self) -> str:
         """Say in one sentence where the active threads come from and which samples are doubtful."""
-        if trace_reading.THREADS in self.job.trace.optional:
+        if THREADS in self.job.trace.optional:
             return "active threads of a warp are those of the column THREADS_PER_WARP"
-        said = "active threads of a warp are not in a metric trace: full warps are assumed"
+        sentence = "active threads of a warp are not in a metric trace: full warps are assumed"
         if self.factor:
-            said = "active threads of a warp are those of the list of kernels"
+            sentence = "active threads of a warp are those of the list of kernels"
         if self.doubtful:
-            shown = ", ".join(map(str, self.doubtful[:8])) + (
-                " ..." if len(self.doubtful) > 8 else ""
-            )
-            how = "estimated from the pipeline duty" + (
-                " and the kernel's mean" if self.factor else ""
-            )
-            said += f"; {len(self.doubtful)} divergent samples ({shown}) are {how}"
-            said += ": STATICP and total are uncertain there"
+            shown = ", ".join(map(str, self.doubtful[:8]))
+            if len(self.doubtful) > 8:
+                shown += " ..."
+            method = "estimated from the pipeline duty"
+            if self.factor:
+                method += " and the kernel's mean"
+            sentence += f"; {len(self.doubtful)} divergent samples ({shown}) are {method}"
+            sentence += ": STATICP and total are uncertain there"
         elif self.unchecked:
-            said += (
+            sentence += (
                 f"; {self.unchecked} samples could not be checked for divergence: that "
                 "needs gpgpu_clock_gated_lanes "
                 "1 and gpgpu_pipeline_widths in gpgpusim.config, or the simulator's power "
                 "report as --kernels"
             )
-        return said
+        return sentence
 
 
 class _TracePass:
@@ -302,17 +340,15 @@ class _TracePass:
         self.result = TraceResult()
         columns = job.trace.file.columns
         parts = job.model.parts
-        totals = job.components.dialect is trace_reading.SimulatorDialect.ACCELWATTCH
+        totals = job.components.dialect is SimulatorDialect.ACCELWATTCH
         self.compat = (
             job.components.compat
         )  # whether the quirks of the original programs are reproduced
-        self.labels = trace_outputs.OutputLabels(
-            parts, columns, job.components.no_comma, self.compat, totals
-        )
-        self.ends = trace_statistics.KernelEndFinder(columns, job.kernels)
-        self.tally = trace_statistics.KernelTally(len(parts), len(columns))
-        self.states = trace_statistics.SteadyStateFinder(job.config.steady, len(columns))
-        self.timeline = trace_outputs.PowerBins(len(parts))
+        self.labels = OutputLabels(parts, columns, job.components.no_comma, self.compat, totals)
+        self.ends = KernelEndFinder(columns, job.kernels)
+        self.tally = KernelTally(len(parts), len(columns))
+        self.states = SteadyStateFinder(job.config.steady, len(columns))
+        self.timeline = PowerBins(len(parts))
         self.left_out = [i for i, p in enumerate(parts) if p in job.components.steady_leaves_out]
         self.last_w = 0.0
         self.lanes = LaneFinder(job) if job.model.static is not None else None
@@ -325,25 +361,25 @@ class _TracePass:
             "power_trace": self.labels.power_header,
             "metric_trace": ",".join(self.labels.counters),
         }
-        self.logs: dict[str, trace_outputs.GrowingTextFile] = {}
+        self.logs: dict[str, GrowingTextFile] = {}
         for log in (log for log in LOGS if log in job.wanted):
             path = job.out / (
                 f"gpgpusim_{LOGS[log]}_{job.stamp}.log" if job.stamp else f"{log}.log"
             )
-            file = trace_outputs.GrowingTextFile(path, compress and log != "power_report")
+            file = GrowingTextFile(path, compress and log != "power_report")
             self.logs[log] = files.enter_context(file)
             self.result.files.append(file.path)
             if log in headers:
                 file.write(headers[log] + "\n")
         self.parquet = None
         if TABLE in job.wanted:
-            self.parquet = files.enter_context(trace_outputs.ParquetTable(job.out / TABLE))
+            self.parquet = files.enter_context(ParquetTable(job.out / TABLE))
             self.result.files.append(self.parquet.path)
-        self.writer = files.enter_context(trace_outputs.BackgroundWriter())  # ends before its files
+        self.writer = files.enter_context(BackgroundWriter())  # ends before its files
 
     def process_block(
         self,
-        block: trace_reading.TraceBlock,
+        block: TraceBlock,
         following: Array | None,
     ) -> None:
         """Find kernel ends in a block, compute its power, write it, and add it to the
@@ -354,11 +390,9 @@ class _TracePass:
         sample = np.maximum(self.result.samples + np.cumsum(~ends) - 1.0, 0.0)
         exact = block
         sms = job.config.sm_count
-        if self.compat and sms is not None and trace_reading.CYCLES not in job.trace.optional:
+        if self.compat and sms is not None and CYCLES not in job.trace.optional:
             idle = job.trace.columns[job.trace.events.index("idle_sm")]
-            value = trace_outputs.restore_idle_sms(
-                block.value, idle, sms, job.sampling.sample_cycle
-            )
+            value = restore_idle_sms(block.value, idle, sms, job.sampling.sample_cycle)
             exact = replace(block, value=value)
         activity = job.trace.activity(exact, job.sampling, sample)
         threads: dict[str, Any] = {}
@@ -384,28 +418,22 @@ class _TracePass:
         result = self.result
         job = self.job
         result.kernels = self.tally.kernels
-        result.regions = self.states.found
+        result.regions = self.states.regions
         result.timeline = self.timeline
         if report := self.logs.get("power_report"):
             for kernel in result.kernels:
-                report.write(
-                    "".join(trace_outputs.format_kernel_report(kernel, job.kernels, self.labels))
-                )
+                report.write("".join(format_kernel_report(kernel, job.kernels, self.labels)))
         if steady := self.logs.get("steady_state_tracking"):
             steady.write(self.labels.steady_header + "\n")
             per_cycle = 1.0 / job.sampling.sample_cycle
-            column = job.trace.optional.get(trace_reading.INSTRUCTIONS)
+            column = job.trace.optional.get(INSTRUCTIONS)
             regions = [r for r in result.regions if r is not None] if column is not None else []
             ipc = [float(r.counter[column]) * per_cycle for r in regions]
-            steady.write(
-                "".join(
-                    trace_outputs.format_steady_rows(result.regions, job.kernels, self.compat, ipc)
-                )
-            )
+            steady.write("".join(format_steady_rows(result.regions, job.kernels, self.compat, ipc)))
 
     def _write_rows(
         self,
-        block: trace_reading.TraceBlock,
+        block: TraceBlock,
         power: Power,
         total_w: Array,
         ends: Mask,
@@ -428,15 +456,15 @@ class _TracePass:
         if log := self.logs.get("power_trace"):
             keep = slice(None) if not drop.any() else ~drop
             columns = [total_w[keep], *(part_w[keep, i] for i in range(part_w.shape[1]))]
-            self.writer.submit(trace_outputs.write_number_rows, log, columns, compat)
+            self.writer.submit(write_number_rows, log, columns, compat)
         if log := self.logs.get("metric_trace"):
-            self.writer.submit(trace_outputs.write_text_rows, log, block.text, drop, compat)
+            self.writer.submit(write_text_rows, log, block.text, drop, compat)
 
     def _add_kernels(
         self,
         power: Power,
         total_w: Array,
-        block: trace_reading.TraceBlock,
+        block: TraceBlock,
         lanes: Array | None,
         ends: Mask,
     ) -> None:
@@ -485,31 +513,42 @@ class _TracePass:
 
 def trace_to_plain(job: TraceRun, result: TraceResult) -> dict[str, Any]:
     """Return the outcome of a pass as plain values for JSON."""
-    names = [k.name for k in job.kernels]
-    kernels = []
-    for k in result.kernels:
-        watts = {
-            "mean_w": k.mean.power_w,
-            "max_w": k.highest.power_w,
-            "min_w": k.lowest.power_w,
-        }
-        parts = dict(zip(job.model.parts, k.mean.part_w.tolist(), strict=True)) if k.samples else {}
-        kernel: dict[str, Any] = {
-            "name": names[k.index] if k.index < len(names) else None,
-            "samples": k.samples,
-        }
-        kernel |= {key: value if k.samples else None for key, value in watts.items()}
-        kernels.append(kernel | {"finished": k.finished, "mean_part_w": parts})
-    regions = [vars(region) for region in result.regions if region is not None]
+    kernels = [_kernel_to_plain(job, kernel) for kernel in result.kernels]
+    regions = [region for region in result.regions if region is not None]
     return {
-        **{key: getattr(result, key) for key in ("samples", "duration_s", "energy_j")},
+        "samples": result.samples,
+        "duration_s": result.duration_s,
+        "energy_j": result.energy_j,
         "mean_power_w": result.energy_j / result.duration_s if result.duration_s else None,
         "kernels": kernels,
         "steady_states": [
-            {key: r[key] for key in ("start", "end", "kernel", "power_w")} for r in regions
+            {
+                "start": region.start,
+                "end": region.end,
+                "kernel": region.kernel,
+                "power_w": region.power_w,
+            }
+            for region in regions
         ],
         "files": [str(path) for path in result.files],
         "notes": result.notes,
         "uncertain_static_samples": result.doubtful,
         "fault": str(result.fault) if result.fault else None,
+    }
+
+
+def _kernel_to_plain(job: TraceRun, kernel: KernelPower) -> dict[str, Any]:
+    """Return one kernel for JSON; without a sample it has no watts."""
+    has_samples = kernel.samples > 0
+    mean_part_w = {}
+    if has_samples:
+        mean_part_w = dict(zip(job.model.parts, kernel.mean.part_w.tolist(), strict=True))
+    return {
+        "name": job.kernels[kernel.index].name if kernel.index < len(job.kernels) else None,
+        "samples": kernel.samples,
+        "mean_w": kernel.mean.power_w if has_samples else None,
+        "max_w": kernel.highest.power_w if has_samples else None,
+        "min_w": kernel.lowest.power_w if has_samples else None,
+        "finished": kernel.finished,
+        "mean_part_w": mean_part_w,
     }

@@ -124,23 +124,31 @@ class KernelTally:
         with np.errstate(invalid="ignore"):
             mean_row = np.true_divide(self._sum, self.running)
         mean_row[0] = mean_row[0] if self.running else 0.0
-        found = []
-        for row in (mean_row, self._sum, self._high, self._low):
-            (power_w,), part_w, counter, (thread,) = np.split(row, self._edges)
-            found.append(
-                SampleFigures(
-                    float(power_w), part_w, counter, None if np.isnan(thread) else float(thread)
-                )
-            )
-        mean, total, high, low = found
-        so_far = (
-            self._all_sum / self._all_count if self._all_count else float("nan"),
-            self._all_max,
-            self._all_min,
+        kernel = KernelPower(
+            index=len(self.kernels),
+            samples=self.running,
+            mean=self._name_figures(mean_row),
+            total_counter=self._name_figures(self._sum).counter,
+            highest=self._name_figures(self._high),
+            lowest=self._name_figures(self._low),
+            so_far_mean_w=self._all_sum / self._all_count if self._all_count else np.nan,
+            so_far_max_w=self._all_max,
+            so_far_min_w=self._all_min,
+            finished=finished,
         )
-        place = len(self.kernels), self.running
-        self.kernels.append(KernelPower(*place, mean, total.counter, high, low, *so_far, finished))
+        self.kernels.append(kernel)
         self._start_kernel()
+
+    def _name_figures(self, row: Array) -> SampleFigures:
+        """Return the figures of a row of sums or extremes by name."""
+        power_w, part_w, counter, thread = np.split(row, self._edges)
+        is_thread_known = not np.isnan(thread[0])
+        return SampleFigures(
+            float(power_w[0]),
+            part_w,
+            counter,
+            float(thread[0]) if is_thread_known else None,
+        )
 
 
 @dataclass(frozen=True)
@@ -163,9 +171,8 @@ class SteadyStateFinder:
 
     definition: SteadyStateDefinition
     counters: int
-    found: list[SteadyRegion | None] = field(
-        default_factory=list
-    )  # None: a kernel without one, before the first
+    # None: a kernel without a steady state, before the first
+    regions: list[SteadyRegion | None] = field(default_factory=list)
     _start: int = 0
     _count: int = 0
     _sum: float = 0.0
@@ -173,7 +180,7 @@ class SteadyStateFinder:
     _sample: int = 0
 
     def __post_init__(self) -> None:
-        self._held = np.zeros(self.counters)  # sums of the open region's earlier blocks
+        self._open_sums = np.zeros(self.counters)  # sums of the open region's earlier blocks
 
     def add(
         self,
@@ -197,8 +204,8 @@ class SteadyStateFinder:
             else:
                 if count > self.definition.minimum_sample:
                     sums = counter[max(start - first, 0) : i].sum(axis=0)
-                    sums = sums + self._held if start < first else sums
-                    self.found.append(
+                    sums = sums + self._open_sums if start < first else sums
+                    self.regions.append(
                         SteadyRegion(start, first + i, self._kernel, total / count, sums / count)
                     )
                 count = 0
@@ -207,25 +214,25 @@ class SteadyStateFinder:
         self._sum = total
         self._sample = first + len(power_w)
         if not self._count:
-            self._held = np.zeros(self.counters)
+            self._open_sums = np.zeros(self.counters)
         elif self._start >= first:
-            self._held = counter[self._start - first :].sum(axis=0)
+            self._open_sums = counter[self._start - first :].sum(axis=0)
         else:
-            self._held = self._held + counter.sum(axis=0)
+            self._open_sums = self._open_sums + counter.sum(axis=0)
 
     def end_kernel(self) -> None:
         """End the running kernel and close its open region."""
         if self._count > self.definition.minimum_sample:
             mean = self._sum / self._count
-            self.found.append(
+            self.regions.append(
                 SteadyRegion(
-                    self._start, self._sample, self._kernel, mean, self._held / self._count
+                    self._start, self._sample, self._kernel, mean, self._open_sums / self._count
                 )
             )
-        elif not any(self.found):
-            self.found.append(None)
+        elif not any(self.regions):
+            self.regions.append(None)
         self._count, self._kernel = 0, self._kernel + 1
-        self._held = np.zeros(self.counters)
+        self._open_sums = np.zeros(self.counters)
 
 
 @dataclass(frozen=True)
@@ -236,9 +243,8 @@ class ListedKernel:
     uid: int
     samples: int | None = None
     ipc: float | None = None
-    mean_threads: float | None = (
-        None  # active threads of a warp, mean over all samples, as AccelWattch reports it
-    )
+    # active threads of a warp, mean over all samples, as AccelWattch reports it
+    mean_threads: float | None = None
     threads: float | None = None  # active threads of an executed warp
 
 
@@ -351,19 +357,18 @@ class KernelEndFinder:
 
     columns: tuple[str, ...]
     kernels: tuple[ListedKernel, ...] = ()
-    _planned: list[int] = field(
-        default_factory=list
-    )  # rows that end kernels, where the list of kernels says so
+    # rows that end kernels, where the list of kernels says so
+    _planned: list[int] = field(default_factory=list)
     _row: int = 0
     _last: Array | None = None
 
     def __post_init__(self) -> None:
-        counts = [k.samples for k in self.kernels if k.samples is not None]
+        counts = [kernel.samples for kernel in self.kernels if kernel.samples is not None]
         if len(counts) == len(self.kernels):
-            self._planned = [int(row) for row in np.cumsum([count + 1 for count in counts]) - 1]
-        self.by_list = bool(
-            self._planned
-        )  # the list of kernels, and not the rows, determines where kernels end
+            # each kernel has its samples and the row that ends it
+            self._planned = (np.cumsum(np.array(counts, dtype=int) + 1) - 1).tolist()
+        # the list of kernels, and not the rows, determines where kernels end
+        self.by_list = bool(self._planned)
 
     def mark(
         self,
@@ -376,9 +381,8 @@ class KernelEndFinder:
         count = len(value)
         ends = np.zeros(count, dtype=np.bool_)
         if self._planned:
-            ends[
-                [row - self._row for row in self._planned if self._row <= row < self._row + count]
-            ] = True
+            planned = np.array(self._planned) - self._row
+            ends[planned[(planned >= 0) & (planned < count)]] = True
         elif count:
             same = np.zeros(count + 1, dtype=np.bool_)  # same[i]: row i equals row i − 1
             same[0] = self._last is not None and bool((value[0] == self._last).all())

@@ -466,23 +466,36 @@ def draw_size_changes(design: ChipDesign) -> Figure:
     panels = figure.subplots(2, 2, sharex=True)
     base = chip_design.build_chip(design)
     for axes, (knob, (title, names)) in zip(panels.flat, _PANELS.items(), strict=True):
-        chips = [chip_design.build_chip(scale_design(design, {knob: step})) for step in _STEPS]
-        tables = [
-            {change.name: change.ratio for change in compare_chips(base, chip)} for chip in chips
-        ]
-        for k, name in enumerate(names):
-            line = "--" if name in (LEAKAGE, AREA) else "-"
-            ratios = [t[name] for t in tables]
-            axes.plot(_STEPS, ratios, f"{_MARKS[k]}{line}", color=_LINE_COLOURS[k], label=name)
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log", base=2)
-        axes.set_xticks(_STEPS, [f"{step:g}x" for step in _STEPS])
-        values = [table[name] for table in tables for name in names]
-        ticks = [t for t in _STEPS if 0.7 * min(values) <= t <= 1.4 * max(values)]
-        axes.set_yticks(ticks, [f"{t:g}" for t in ticks])
-        axes.axhline(1.0, color="#999999", linewidth=0.8)
+        ratio_tables = []
+        for step in _STEPS:
+            chip = chip_design.build_chip(scale_design(design, {knob: step}))
+            changes = compare_chips(base, chip)
+            ratio_tables.append({change.name: change.ratio for change in changes})
+        _draw_panel(axes, names, ratio_tables)
         axes.set_title(title)
         axes.legend(frameon=False)
     figure.supylabel("relative to the chip as it is")
     note = f"{design.name}, F = {design.feature_nm:g} nm, bottom-up; one size changes, others stay"
     return add_caption(figure, note)
+
+
+def _draw_panel(
+    axes: Any,
+    names: Sequence[str],
+    ratio_tables: Sequence[Mapping[str, float]],
+) -> None:
+    """Draw the named ratios over the steps of one size, on axes of powers of two."""
+    every_ratio: list[float] = []
+    for place, name in enumerate(names):
+        ratios = [table[name] for table in ratio_tables]
+        every_ratio += ratios
+        line = "--" if name in (LEAKAGE, AREA) else "-"
+        axes.plot(_STEPS, ratios, f"{_MARKS[place]}{line}", color=_LINE_COLOURS[place], label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.set_xticks(_STEPS, [f"{step:g}x" for step in _STEPS])
+    lowest = 0.7 * min(every_ratio)
+    highest = 1.4 * max(every_ratio)
+    ticks = [step for step in _STEPS if lowest <= step <= highest]
+    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.axhline(1.0, color="#999999", linewidth=0.8)
