@@ -164,57 +164,95 @@ def run_self_check(ready: ReadyKernel) -> str:
     when wrong.
     """
     benchmark = ready.benchmark
-    buffers = ready.buffers
-    device = ready.buffers.device
-    name = benchmark.name
-    threads = ready.blocks * benchmark.threads
     rounds = 1 if benchmark.whole else CHECK_ROUNDS
     # bytes that all blocks cover exactly once
     covered = benchmark.unit.chunk * ready.blocks * rounds
-    if benchmark.check in ("copy", "fold") and covered > buffers.size:
-        raise SelfCheckFailed(f"{name}: its check needs {covered} bytes, more than the buffer has.")
-    if benchmark.check == "copy":
-        device.zero(buffers.b, covered)
-        ready.launch(rounds, size=covered)
-        wrong = 0
-        compared = min(covered, COMPARED_BYTE)
-        for at in {0, covered - compared}:
-            source, copied = (
-                device.download(address + at, compared // 4, np.uint32)
-                for address in (buffers.a, buffers.b)
-            )
-            wrong += int((source != copied).sum())
-        if wrong:
-            raise SelfCheckFailed(f"{name} copied {wrong} of the words looked at wrongly.")
-    elif benchmark.check == "fold":
-        device.zero(buffers.sink, 4 * threads)
-        ready.launch(rounds, seed=CHECK_SEED, size=covered)
-        folded = int(np.bitwise_xor.reduce(device.download(buffers.sink, threads, np.uint32)))
-        expected = int(np.bitwise_xor.reduce(device.download(buffers.a, covered // 4, np.uint32)))
-        if folded != expected:
-            raise SelfCheckFailed(f"{name} folded to {folded:#x}, its buffer to {expected:#x}.")
-    elif benchmark.check == "count":
-        words = min(threads, ready.size // 4)
-        device.zero(buffers.b, 4 * words)
-        ready.launch(rounds)
-        counted = device.download(buffers.b, words, np.uint32)
-        expected = rounds * benchmark.operations
-        if not (counted == expected).all():
-            raise SelfCheckFailed(
-                f"{name} counted {int(counted.min())} to {int(counted.max())}, not {expected}."
-            )
-    elif benchmark.check == "wgmma":  # all operands are 0.5 (1 for integers)
-        precision = name.removeprefix("wgmma_").removeprefix("sparse_")
-        device.zero(buffers.sink, 4 * threads)
-        ready.launch(rounds, seed=CHECK_SEED)
-        bits = device.download(buffers.sink, threads, np.uint32)
-        computed = bits.view(np.int32 if precision == "int8" else np.float32).astype(float)
-        element = WGMMA_STEPS * PRECISIONS[precision].k * PRECISIONS[precision].half ** 2
-        if not np.allclose(computed, element, rtol=1e-3):
-            raise SelfCheckFailed(
-                f"{name} computed {computed.min():g} to {computed.max():g}, not {element:g}."
-            )
+    if benchmark.check in ("copy", "fold") and covered > ready.buffers.size:
+        raise SelfCheckFailed(
+            f"{benchmark.name}: its check needs {covered} bytes, more than the buffer has."
+        )
+    match benchmark.check:
+        case "copy":
+            _check_copied(ready, rounds, covered)
+        case "fold":
+            _check_folded(ready, rounds, covered)
+        case "count":
+            _check_counted(ready, rounds)
+        case "wgmma":
+            _check_products(ready, rounds)
     return "passed" if benchmark.check else ""
+
+
+def _check_copied(
+    ready: ReadyKernel,
+    rounds: int,
+    covered: int,
+) -> None:
+    """Compare the beginning and the end of a copy with its source."""
+    buffers = ready.buffers
+    buffers.device.zero(buffers.b, covered)
+    ready.launch(rounds, size=covered)
+    wrong = 0
+    compared = min(covered, COMPARED_BYTE)
+    for at in {0, covered - compared}:
+        source = buffers.device.download(buffers.a + at, compared // 4, np.uint32)
+        copied = buffers.device.download(buffers.b + at, compared // 4, np.uint32)
+        wrong += int((source != copied).sum())
+    if wrong:
+        raise SelfCheckFailed(
+            f"{ready.benchmark.name} copied {wrong} of the words looked at wrongly."
+        )
+
+
+def _check_folded(
+    ready: ReadyKernel,
+    rounds: int,
+    covered: int,
+) -> None:
+    """Compare the exclusive or of what a kernel read with that of its buffer."""
+    buffers = ready.buffers
+    device = buffers.device
+    threads = ready.blocks * ready.benchmark.threads
+    device.zero(buffers.sink, 4 * threads)
+    ready.launch(rounds, seed=CHECK_SEED, size=covered)
+    folded = int(np.bitwise_xor.reduce(device.download(buffers.sink, threads, np.uint32)))
+    expected = int(np.bitwise_xor.reduce(device.download(buffers.a, covered // 4, np.uint32)))
+    if folded != expected:
+        raise SelfCheckFailed(
+            f"{ready.benchmark.name} folded to {folded:#x}, its buffer to {expected:#x}."
+        )
+
+
+def _check_counted(ready: ReadyKernel, rounds: int) -> None:
+    """Check that every word was added to as often as the kernel says."""
+    buffers = ready.buffers
+    words = min(ready.blocks * ready.benchmark.threads, ready.size // 4)
+    buffers.device.zero(buffers.b, 4 * words)
+    ready.launch(rounds)
+    counted = buffers.device.download(buffers.b, words, np.uint32)
+    expected = rounds * ready.benchmark.operations
+    if not (counted == expected).all():
+        raise SelfCheckFailed(
+            f"{ready.benchmark.name} counted {int(counted.min())} to {int(counted.max())}, "
+            f"not {expected}."
+        )
+
+
+def _check_products(ready: ReadyKernel, rounds: int) -> None:
+    """Check the elements of a product whose operands are all 0.5 (1 for integers)."""
+    buffers = ready.buffers
+    threads = ready.blocks * ready.benchmark.threads
+    name = ready.benchmark.name
+    precision = name.removeprefix("wgmma_").removeprefix("sparse_")
+    buffers.device.zero(buffers.sink, 4 * threads)
+    ready.launch(rounds, seed=CHECK_SEED)
+    bits = buffers.device.download(buffers.sink, threads, np.uint32)
+    computed = bits.view(np.int32 if precision == "int8" else np.float32).astype(float)
+    element = WGMMA_STEPS * PRECISIONS[precision].k * PRECISIONS[precision].half ** 2
+    if not np.allclose(computed, element, rtol=1e-3):
+        raise SelfCheckFailed(
+            f"{name} computed {computed.min():g} to {computed.max():g}, not {element:g}."
+        )
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -39,17 +39,31 @@ if TYPE_CHECKING:
 
 GROUPS = ("arithmetic", "tensor", "memory", "transfer", "structure", "mix", "multimedia", "idle")
 SPECIFIED = "specified_per_cycle_sm"
-# name in JSON: attribute of a row, heading in the table (none: not shown), scale and digits there
-NUMBERS: dict[str, tuple[str, str, float, int]] = {
-    row["name"]: (row["attribute"], row["heading"], float(row["scale"]), int(row["digits"]))
+
+
+@dataclass(frozen=True)
+class ReportColumn:
+    """A number of a row: its name in JSON, and how a table shows it."""
+
+    name: str
+    attribute: str  # of a row; empty: the specified rate
+    heading: str  # empty: in no table
+    scale: float
+    digits: int
+
+
+COLUMNS = tuple(
+    ReportColumn(
+        row["name"],
+        row["attribute"],
+        row["heading"],
+        float(row["scale"]),
+        int(row["digits"]),
+    )
     for row in read_shipped_table("wattcast.lab.microbench", "report_columns.csv")
-}
-COLUMNS = (
-    "benchmark",
-    "counted",
-    *(heading for _, heading, _, _ in NUMBERS.values() if heading),
-    "ticks",
 )
+SHOWN_COLUMNS = tuple(column for column in COLUMNS if column.heading)
+HEAD = ("benchmark", "counted", *(column.heading for column in SHOWN_COLUMNS), "ticks")
 FOOTNOTE = (
     "* the largest of the sensor's readings in the window, which may miss shorter peaks; "
     "rates are per true cycle and SM; "
@@ -63,13 +77,11 @@ COMPARED = {
 Row = list[str]
 
 
-def _read_numbers(r: MicroRow, gpu: Gpu) -> dict[str, float | None]:
-    return {
-        name: microbench_results.find_specified_rate(gpu, r)
-        if name == SPECIFIED
-        else getattr(r, attribute)
-        for name, (attribute, _, _, _) in NUMBERS.items()
-    }
+def _read_number(r: MicroRow, column: ReportColumn, gpu: Gpu) -> float | None:
+    if column.name == SPECIFIED:
+        return microbench_results.find_specified_rate(gpu, r)
+    number: float | None = getattr(r, column.attribute)
+    return number
 
 
 def mark_name(r: MicroRow) -> str:
@@ -90,18 +102,16 @@ def list_tables(results: Sequence[MicroRow], gpu: Gpu) -> dict[str, list[Row]]:
     """Return the head and rows of every table by its title: one a group, latencies, devices and
     what must hold.
     """
-    groups: dict[str, list[Row]] = {group: [list(COLUMNS)] for group in GROUPS}
+    groups: dict[str, list[Row]] = {group: [list(HEAD)] for group in GROUPS}
     for r in keep_first_rounds(results).values():  # of a benchmark that was measured twice
-        if r.group in groups:
-            shown = [(value, *NUMBERS[name][1:]) for name, value in _read_numbers(r, gpu).items()]
-            cells = [
-                _format_number(value, scale, digits)
-                for value, heading, scale, digits in shown
-                if heading
-            ]
-            groups[r.group].append(
-                [mark_name(r), r.operation, *cells, str(r.ticks) if r.ticks else "-"]
-            )
+        if r.group not in groups:
+            continue
+        cells = [mark_name(r), r.operation]
+        for column in SHOWN_COLUMNS:
+            number = _read_number(r, column, gpu)
+            cells.append(_format_number(number, column.scale, column.digits))
+        cells.append(str(r.ticks) if r.ticks else "-")
+        groups[r.group].append(cells)
     return {
         **groups,
         "Latencies": make_latency_rows(results, gpu),
@@ -113,12 +123,15 @@ def list_tables(results: Sequence[MicroRow], gpu: Gpu) -> dict[str, list[Row]]:
 def make_tables(results: Sequence[MicroRow], gpu: Gpu) -> list[Table]:
     """Return all tables for a terminal; the last two have no title and are always there."""
     tables = []
-    titles = [*(f"{group} on {gpu.name}" for group in (*GROUPS, "latency")), None, None]
-    for title, rows in zip(titles, list_tables(results, gpu).values(), strict=True):
-        if len(rows) > 1 or title is None:
-            tables.append(new_table(*rows[0], title=title, rows=rows[1:]))
-            for column in tables[-1].columns[: 2 if title else 0]:
-                column.no_wrap = True
+    titles = [f"{group} on {gpu.name}" for group in (*GROUPS, "latency")]
+    for title, rows in zip([*titles, None, None], list_tables(results, gpu).values(), strict=True):
+        if len(rows) == 1 and title is not None:
+            continue
+        table = new_table(*rows[0], title=title, rows=rows[1:])
+        if title is not None:
+            table.columns[0].no_wrap = True
+            table.columns[1].no_wrap = True
+        tables.append(table)
     return tables
 
 
@@ -128,26 +141,23 @@ def make_device_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
     Memory benchmarks of the paper count transactions of a warp or less, ours accesses of a thread:
     they are not comparable one to one, and only arithmetic stands here."""
     devices = ("gtx-660", "tegra-k1")
-    head = [
-        "benchmark",
-        *(f"{d} {what}" for d in (*devices, gpu.name) for what in ("/cycle/SM", "nJ")),
-    ]
+    head = ["benchmark"]
+    for device in (*devices, gpu.name):
+        head += [f"{device} /cycle/SM", f"{device} nJ"]
     by_name = keep_first_rounds(results)
     rows = [head]
-    for ours in dict.fromkeys(
-        p.ours for p in microbench_results.read_mipp_values() if p.table in ("I", "II")
-    ):
-        cells = [ours]
+    for name in _paper_benchmarks():
+        cells = [name]
         for device in devices:
-            p = next(
-                p
-                for p in microbench_results.read_mipp_values()
-                if p.device == device and p.ours == ours
-            )
-            cells += [f"{p.real_per_cycle_sm:g}", f"{p.operation_j * 1e9:.3g}"]
-        r = by_name.get(ours)
-        our_figures = (r.operations_per_cycle_sm, r.operation_j) if r else (None, None)
-        rows.append([*cells, _format_number(our_figures[0]), _format_number(our_figures[1], 1e9)])
+            value = _find_paper_value(device, name)
+            cells += [f"{value.real_per_cycle_sm:g}", f"{value.operation_j * 1e9:.3g}"]
+        r = by_name.get(name)
+        if r is None:
+            cells += ["-", "-"]
+        else:
+            cells.append(_format_number(r.operations_per_cycle_sm))
+            cells.append(_format_number(r.operation_j, 1e9))
+        rows.append(cells)
     return rows
 
 
@@ -159,16 +169,26 @@ def make_latency_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
     for r in keep_first_rounds(results).values():
         if not r.latency_cycles or r.curve in LATENCY_CURVES:
             continue
-        figures = _format_number(r.latency_cycles), _format_number(r.latency_s, 1e9, 3)
-        rows.append([r.name.removeprefix("latency_"), r.operation, *figures, _quote_others(r, gpu)])
+        name = r.name.removeprefix("latency_")
+        cycles = _format_number(r.latency_cycles)
+        latency_ns = _format_number(r.latency_s, 1e9, 3)
+        rows.append([name, r.operation, cycles, latency_ns, _quote_others(r, gpu)])
     for curve, (_, title) in LATENCY_CURVES.items():
-        points = {r.at: r for r in find_curve(results, curve)}
+        points = find_curve(results, curve)
         for level in find_levels(results, curve):
-            inside = [r for at, r in points.items() if level.least_byte <= at <= level.most_byte]
-            quoted = ", ".join(filter(None, (_quote_others(r, gpu) for r in inside)))
-            ns = 1e9 * level.cycles / (inside[0].effective_clock_hz or float("nan"))
-            sizes = " to ".join(_format_size(byte) for byte in (level.least_byte, level.most_byte))
-            rows.append([f"{title}, {sizes}", "load", f"{level.cycles:.4g}", f"{ns:.3g}", quoted])
+            inside = [r for r in points if level.least_byte <= r.at <= level.most_byte]
+            quotes = [_quote_others(r, gpu) for r in inside]
+            level_ns = 1e9 * level.cycles / (inside[0].effective_clock_hz or np.nan)
+            sizes = f"{_format_size(level.least_byte)} to {_format_size(level.most_byte)}"
+            rows.append(
+                [
+                    f"{title}, {sizes}",
+                    "load",
+                    f"{level.cycles:.4g}",
+                    f"{level_ns:.3g}",
+                    ", ".join(filter(None, quotes)),
+                ]
+            )
     return rows
 
 
@@ -195,28 +215,37 @@ def compare_results(
     """Set two devices side by side: benchmarks of both, rates of an SM, energies above idle, and
     ratios.
     """
-    theirs = keep_first_rounds(second_results)
+    second_of_name = keep_first_rounds(second_results)
     rows = []
-    for name, a in keep_first_rounds(results).items():
-        b = theirs.get(name)
-        if b is None or a.version != b.version:
+    for name, first in keep_first_rounds(results).items():
+        second = second_of_name.get(name)
+        if second is None or first.version != second.version:
             continue
-        times = (a.operation_s or a.latency_s, b.operation_s or b.latency_s)
-        if not (times[0] and times[1]):
+        first_s = first.operation_s or first.latency_s
+        second_s = second.operation_s or second.latency_s
+        if not (first_s and second_s):
             continue
         row: dict[str, object] = {
             "benchmark": name,
-            "operation": a.operation,
-            "time_ratio": times[1] / times[0],
+            "operation": first.operation,
+            "time_ratio": second_s / first_s,
         }
-        if a.operation_above_idle_j and b.operation_above_idle_j:
-            row["energy_ratio"] = b.operation_above_idle_j / a.operation_above_idle_j
-        for which, r in (("first", a), ("second", b)):
-            latency = {"latency_cycles": r.latency_cycles} if r.latency_cycles else {}
-            values = r.operations_per_cycle_sm, r.operation_above_idle_j
-            row[which] = latency | dict(zip(COMPARED, values, strict=True))
+        if first.operation_above_idle_j and second.operation_above_idle_j:
+            row["energy_ratio"] = second.operation_above_idle_j / first.operation_above_idle_j
+        row["first"] = _compared_figures(first)
+        row["second"] = _compared_figures(second)
         rows.append(row)
     return rows
+
+
+def _compared_figures(r: MicroRow) -> dict[str, float | None]:
+    """Return the figures of a device that stand beside those of another."""
+    figures: dict[str, float | None] = {}
+    if r.latency_cycles:
+        figures["latency_cycles"] = r.latency_cycles
+    figures["per_cycle_sm"] = r.operations_per_cycle_sm
+    figures["above_idle_j"] = r.operation_above_idle_j
+    return figures
 
 
 def draw_comparison(
@@ -226,24 +255,18 @@ def draw_comparison(
 ) -> Figure:
     """Draw time and energy above idle of every benchmark on the second device over the first."""
     figure, axes = new_axes(8.0, 1.2 + 0.2 * len(rows))
+    every_ratio: list[float] = []
     for key, label, colour in (
         ("time_ratio", "time", "dram"),
         ("energy_ratio", "energy above idle", "tensor"),
     ):
-        points = [(row[key], place) for place, row in enumerate(rows) if row.get(key)]
-        if points:
-            axes.plot(
-                *zip(*points, strict=True),
-                "o",
-                markersize=4,
-                color=MODULE_COLOURS[colour],
-                label=label,
-            )
+        places = [place for place, row in enumerate(rows) if row.get(key)]
+        ratios = [float(rows[place][key]) for place in places]
+        every_ratio += ratios
+        if places:
+            axes.plot(ratios, places, "o", markersize=4, color=MODULE_COLOURS[colour], label=label)
     axes.axvline(1.0, color="black", linewidth=0.8)
-    ratios = [
-        float(row[key]) for row in rows for key in ("time_ratio", "energy_ratio") if row.get(key)
-    ]
-    if max(ratios) > 3.0 * min(ratios):
+    if max(every_ratio) > 3.0 * min(every_ratio):
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_yticks(range(len(rows)), [row["benchmark"] for row in rows])
@@ -260,15 +283,21 @@ def make_comparison_table(
     second: str,
 ) -> Table:
     """Return the table of ``compare_results``: second over first."""
-    heads = [f"{name} {what}" for name in (first, second) for what in ("/cycle/SM", "nJ")]
-    built = new_table("benchmark", *heads, "time", "energy", title=f"{second} over {first}")
+    built = new_table(
+        "benchmark",
+        f"{first} /cycle/SM",
+        f"{first} nJ",
+        f"{second} /cycle/SM",
+        f"{second} nJ",
+        "time",
+        "energy",
+        title=f"{second} over {first}",
+    )
     for row in rows:
-        numbers = (
-            (row[which][name], scale)
-            for which in ("first", "second")
-            for name, scale in COMPARED.items()
-        )
-        cells = [_format_number(value, scale) for value, scale in numbers]
+        cells = []
+        for which in ("first", "second"):
+            for name, scale in COMPARED.items():
+                cells.append(_format_number(row[which][name], scale))
         built.add_row(
             row["benchmark"],
             *cells,
@@ -280,15 +309,11 @@ def make_comparison_table(
 
 def make_truth_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
     """List what measurements must confirm, and whether they do."""
-    head: Row = ["must hold", "found", "at most", ""]
-    truths = microbench_results.check_truths(results, gpu)
-    return [
-        head,
-        *(
-            [t.statement, f"{t.deviation:.2%}", f"{t.must:.0%}", "yes" if t.holds else "NO"]
-            for t in truths
-        ),
-    ]
+    rows: list[Row] = [["must hold", "found", "at most", ""]]
+    for truth in microbench_results.check_truths(results, gpu):
+        answer = "yes" if truth.holds else "NO"
+        rows.append([truth.statement, f"{truth.deviation:.2%}", f"{truth.must:.0%}", answer])
+    return rows
 
 
 def make_results_page(results: Sequence[MicroRow], gpu: Gpu) -> str:
@@ -302,17 +327,20 @@ def results_to_plain(results: Sequence[MicroRow], gpu: Gpu) -> dict[str, object]
     """Return the results as JSON-ready values."""
     rows = []
     for r in results:
-        base: dict[str, object] = {
+        row: dict[str, object] = {
             "name": r.name,
             "group": r.group,
             "repeat": r.repeat,
             "operation": r.operation,
         }
-        at = {"curve": r.curve, "at": r.at} if r.curve else {}
-        numbers = {
-            name: value for name, value in _read_numbers(r, gpu).items() if value is not None
-        }
-        rows.append(base | at | numbers | {"ticks": r.ticks or 0})
+        if r.curve:
+            row |= {"curve": r.curve, "at": r.at}
+        for column in COLUMNS:
+            number = _read_number(r, column, gpu)
+            if number is not None:
+                row[column.name] = number
+        row["ticks"] = r.ticks or 0
+        rows.append(row)
     truths = [asdict(t) | {"holds": t.holds} for t in microbench_results.check_truths(results, gpu)]
     return {
         "gpu": gpu.name,
@@ -384,62 +412,81 @@ def draw_curve(
     """Draw time and energy of an operation, and mean and maximum power, along a curve (figures 6 to
     8).
     """
-    title, axis, logarithmic = CURVES[name].values()
+    curve = CURVES[name]
     points = [r for r in find_curve(results, name) if r.operation_s and r.operation_j and r.power_w]
     figure = new_figure(9.0, 3.8)
     cost_axes, power_axes = figure.subplots(1, 2)
-    x = [r.at for r in points]
-    amounts = [r.at if name in BY_BYTE else 1.0 for r in points]
-    time = [(r.operation_s or 0.0) / n for r, n in zip(points, amounts, strict=True)]
-    energy = [(r.operation_j or 0.0) / n for r, n in zip(points, amounts, strict=True)]
-    cost_axes.plot(
-        x,
-        [seconds / min(time) for seconds in time],
+    _plot_costs(cost_axes, points, by_byte=name in BY_BYTE)
+    _plot_powers(power_axes, points)
+    places = [r.at for r in points]
+    tick_scale = 1.0 / 1024 if name == "icache" else 1.0
+    for axes in (cost_axes, power_axes):
+        axes.set_xlabel(curve["axis"])
+        axes.legend(frameon=False)
+        if curve["logarithmic"]:
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(places, [f"{place * tick_scale:g}" for place in places])
+    figure.suptitle(f"{curve['title']}: {gpu.title}")
+    caption = source
+    for r in points:
+        fault = find_fault(r)
+        if fault is not None:
+            caption += f". To be measured again: {fault.why}"
+            break
+    return add_caption(figure, caption)
+
+
+def _plot_costs(
+    axes: Axes,
+    points: Sequence[MicroRow],
+    by_byte: bool,
+) -> None:
+    """Plot time and energy of an operation, or of a byte, over those of the best point."""
+    places = [r.at for r in points]
+    amounts = np.array(places if by_byte else [1.0] * len(points))
+    time_s = np.array([r.operation_s or 0.0 for r in points]) / amounts
+    energy_j = np.array([r.operation_j or 0.0 for r in points]) / amounts
+    axes.plot(
+        places,
+        time_s / time_s.min(),
         "o-",
         color=MODULE_COLOURS["dram"],
         label="time",
     )
-    cost_axes.plot(
-        x,
-        [joules / min(energy) for joules in energy],
+    axes.plot(
+        places,
+        energy_j / energy_j.min(),
         "s--",
         color=MODULE_COLOURS["tensor"],
         label="energy",
     )
-    cost_axes.set_ylabel(
-        f"Of {'a byte' if name in BY_BYTE else 'an operation'}, over the best point"
+    axes.set_ylabel(f"Of {'a byte' if by_byte else 'an operation'}, over the best point")
+    if time_s.max() / time_s.min() > 6.0:
+        axes.set_yscale("log", base=2)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+
+
+def _plot_powers(axes: Axes, points: Sequence[MicroRow]) -> None:
+    """Plot mean power, and the largest reading where there is one."""
+    axes.plot(
+        [r.at for r in points],
+        [r.power_w or 0.0 for r in points],
+        "o-",
+        color=MODULE_COLOURS["shared"],
+        label="average",
     )
-    power_axes.plot(
-        x, [r.power_w or 0.0 for r in points], "o-", color=MODULE_COLOURS["shared"], label="average"
-    )
-    largest = [(r.at, r.max_power_w) for r in points if r.max_power_w]
-    if largest:
-        power_axes.plot(
-            *zip(*largest, strict=True),
+    with_largest = [r for r in points if r.max_power_w]
+    if with_largest:
+        axes.plot(
+            [r.at for r in with_largest],
+            [r.max_power_w or 0.0 for r in with_largest],
             "^:",
             color=MODULE_COLOURS["link"],
             label="largest sensor reading",
         )
-    power_axes.set_ylabel("Power (W)")
-    power_axes.set_ylim(
-        0.0, 1.2 * max((r.max_power_w or r.power_w or 1.0 for r in points), default=1.0)
-    )
-    for axes in (cost_axes, power_axes):
-        axes.set_xlabel(axis)
-        axes.legend(frameon=False)
-        if logarithmic:
-            axes.set_xscale("log", base=2)
-            axes.set_xticks(
-                x, [f"{value / 1024:g}" if name == "icache" else f"{value:g}" for value in x]
-            )
-    if max(time) / min(time) > 6.0:
-        cost_axes.set_yscale("log", base=2)
-        cost_axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    figure.suptitle(f"{title}: {gpu.title}")
-    faults = [fault for r in points if (fault := find_fault(r)) is not None]
-    return add_caption(
-        figure, source + (f". To be measured again: {faults[0].why}" if faults else "")
-    )
+    axes.set_ylabel("Power (W)")
+    highest_w = max((r.max_power_w or r.power_w or 1.0 for r in points), default=1.0)
+    axes.set_ylim(0.0, 1.2 * highest_w)
 
 
 def draw_latencies(
@@ -493,9 +540,11 @@ def draw_throughput(
 ) -> Figure:
     """Draw operations per cycle and SM against the specification, where one is stated."""
     measured = [r for r in keep_first_rounds(results).values() if r.operations_per_cycle_sm]
-    specified = [
-        (r, spec) for r in measured if (spec := microbench_results.find_specified_rate(gpu, r))
-    ]
+    specified = []
+    for r in measured:
+        rate = microbench_results.find_specified_rate(gpu, r)
+        if rate:
+            specified.append((r, rate))
     figure, axes = new_axes(8.0, 0.9 + 0.24 * len(specified))
     share = [(r.operations_per_cycle_sm or 0.0) / spec for r, spec in specified]
     axes.barh(range(len(specified)), share, color=MODULE_COLOURS["l2"])
@@ -516,28 +565,13 @@ def draw_energy(
 ) -> Figure:
     """Draw the energy of an arithmetic operation and of a byte, with idle power and above it."""
     rows = [r for r in keep_first_rounds(results).values() if not r.curve and r.operation_j]
-    rows = [r for r in rows if not mark_name(r).endswith("†")]
-    arithmetic = sorted(
-        (r for r in rows if r.group == "arithmetic"), key=lambda r: r.operation_j or 0.0
-    )
-    memory = sorted(
-        (r for r in rows if r.group == "memory" and r.byte),
-        key=lambda r: (r.energy_j or 0.0) / (r.byte or 1.0),
-    )
+    right_rows = [r for r in rows if not mark_name(r).endswith("†")]
+    arithmetic = [_operation_energy(r) for r in right_rows if r.group == "arithmetic"]
+    memory = [_byte_energy(r) for r in right_rows if r.group == "memory" and r.byte]
     figure = new_figure(9.6, 1.2 + 0.22 * max(len(arithmetic), len(memory)))
     arithmetic_axes, memory_axes = figure.subplots(1, 2)
-    _plot_energies(
-        arithmetic_axes,
-        arithmetic,
-        [1.0] * len(arithmetic),
-        [f"{r.name} ({r.operation})" for r in arithmetic],
-    )
-    _plot_energies(
-        memory_axes,
-        memory,
-        [(r.byte or 1.0) / (r.operations or 1.0) for r in memory],
-        [r.name for r in memory],
-    )
+    _plot_energies(arithmetic_axes, arithmetic)
+    _plot_energies(memory_axes, memory)
     arithmetic_axes.set_xlabel("Energy (pJ) of an operation of one thread")
     memory_axes.set_xlabel("Energy (pJ) of a byte")
     arithmetic_axes.legend(frameon=False, loc="lower right")
@@ -545,22 +579,50 @@ def draw_energy(
     return add_caption(figure, source)
 
 
-def _plot_energies(
-    axes: Axes,
-    rows: Sequence[MicroRow],
-    amounts: Sequence[float],
-    labels: Sequence[str],
-) -> None:
-    """Plot two dots a row: its joules over ``each``, with idle power and above it."""
-    total = [1e12 * (r.operation_j or 0.0) / n for r, n in zip(rows, amounts, strict=True)]
-    above = [
-        1e12 * (r.operation_above_idle_j or 0.0) / n for r, n in zip(rows, amounts, strict=True)
-    ]
-    axes.plot(
-        total, range(len(rows)), "o", color=MODULE_COLOURS["static"], label="idle power included"
+@dataclass(frozen=True)
+class PlottedEnergy:
+    """The energy of one operation or byte, with idle power and above it."""
+
+    label: str
+    total_pj: float
+    above_idle_pj: float
+
+
+def _operation_energy(r: MicroRow) -> PlottedEnergy:
+    return PlottedEnergy(
+        f"{r.name} ({r.operation})",
+        1e12 * (r.operation_j or 0.0),
+        1e12 * (r.operation_above_idle_j or 0.0),
     )
-    axes.plot(above, range(len(rows)), "o", color=MODULE_COLOURS["tensor"], label="above idle")
-    axes.set_yticks(range(len(rows)), labels)
+
+
+def _byte_energy(r: MicroRow) -> PlottedEnergy:
+    operation_byte = (r.byte or 1.0) / (r.operations or 1.0)
+    return PlottedEnergy(
+        r.name,
+        1e12 * (r.operation_j or 0.0) / operation_byte,
+        1e12 * (r.operation_above_idle_j or 0.0) / operation_byte,
+    )
+
+
+def _plot_energies(axes: Axes, energies: Sequence[PlottedEnergy]) -> None:
+    """Plot two dots a row, the least energy first: with idle power and above it."""
+    rows = sorted(energies, key=lambda energy: energy.total_pj)
+    axes.plot(
+        [row.total_pj for row in rows],
+        range(len(rows)),
+        "o",
+        color=MODULE_COLOURS["static"],
+        label="idle power included",
+    )
+    axes.plot(
+        [row.above_idle_pj for row in rows],
+        range(len(rows)),
+        "o",
+        color=MODULE_COLOURS["tensor"],
+        label="above idle",
+    )
+    axes.set_yticks(range(len(rows)), [row.label for row in rows])
     axes.set_ylim(-0.7, len(rows) - 0.3)
     axes.set_xscale("log")
     axes.grid(axis="y", linewidth=0.3)
@@ -572,29 +634,26 @@ def draw_devices(
     source: str,
 ) -> Figure:
     """Draw the energy of an arithmetic operation on the paper's devices and on this one."""
-    names = list(
-        dict.fromkeys(
-            p.ours for p in microbench_results.read_mipp_values() if p.table in ("I", "II")
-        )
-    )
-    by_name = keep_first_rounds(results)
+    names = _paper_benchmarks()
     figure, axes = new_axes(8.0, 4.2)
     for device, colour, shift in (("gtx-660", "dram", -0.25), ("tegra-k1", "shared", 0.0)):
-        of = {
-            p.ours: p.operation_j * 1e9
-            for p in microbench_results.read_mipp_values()
-            if p.device == device
-        }
-        shifted = [i + shift for i in range(len(names))]
-        axes.bar(shifted, [of[n] for n in names], 0.24, color=MODULE_COLOURS[colour], label=device)
-    our_energies = [
-        (i + 0.25, 1e9 * (by_name[n].operation_j or 0.0))
-        for i, n in enumerate(names)
-        if n in by_name
-    ]
-    if our_energies:
-        places, heights = zip(*our_energies, strict=True)
-        axes.bar(places, heights, 0.24, color=MODULE_COLOURS["tensor"], label=gpu.name)
+        axes.bar(
+            [place + shift for place in range(len(names))],
+            [1e9 * _find_paper_value(device, name).operation_j for name in names],
+            0.24,
+            color=MODULE_COLOURS[colour],
+            label=device,
+        )
+    by_name = keep_first_rounds(results)
+    measured_places = [place for place, name in enumerate(names) if name in by_name]
+    if measured_places:
+        axes.bar(
+            [place + 0.25 for place in measured_places],
+            [1e9 * (by_name[names[place]].operation_j or 0.0) for place in measured_places],
+            0.24,
+            color=MODULE_COLOURS["tensor"],
+            label=gpu.name,
+        )
     axes.set_yscale("log")
     axes.set_xticks(range(len(names)), names, rotation=35, ha="right")
     axes.set_ylabel("Energy (nJ) of an operation, idle included")
@@ -602,6 +661,19 @@ def draw_devices(
     return add_caption(
         figure, source + "; GTX 660 and TK1: MIPP (2016), Tables I and II, errata applied"
     )
+
+
+def _paper_benchmarks() -> list[str]:
+    """Return the benchmarks of ours that the paper's arithmetic ones (Tables I and II) are nearest
+    to.
+    """
+    values = microbench_results.read_mipp_values()
+    return list(dict.fromkeys(value.ours for value in values if value.table in ("I", "II")))
+
+
+def _find_paper_value(device: str, name: str) -> microbench_results.MippValue:
+    values = microbench_results.read_mipp_values()
+    return next(value for value in values if value.device == device and value.ours == name)
 
 
 def make_microbench_figures(

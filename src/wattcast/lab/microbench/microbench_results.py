@@ -6,7 +6,7 @@ with a context open and no work (docs/method/microbenchmarks.md)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import (
     dataclass,
     field,
@@ -36,6 +36,7 @@ RESULTS_FILE = "microbench.jsonl"
 # how far two rounds may be apart
 SAME_TIME = 0.02
 SAME_ENERGY = 0.03
+SAME_COPY = 0.05  # how far our best copy of DRAM may be from the driver's
 # benchmark: how far its rate may be from the vendor's
 RATE_LIMITS = {
     "fp32_fma": 0.03,
@@ -335,58 +336,88 @@ def check_truths(results: Sequence[MicroRow], gpu: Gpu) -> list[ExpectedTruth]:
     """Check throughput against the specification, the copy against the driver's, curves and two
     rounds.
     """
+    return [
+        *_check_rates(results, gpu),
+        *_check_copy(results, gpu),
+        *_check_dram(results, gpu),
+        *_check_curves(results),
+        *_check_rounds(results),
+    ]
+
+
+def _check_rates(results: Sequence[MicroRow], gpu: Gpu) -> Iterator[ExpectedTruth]:
+    """Compare rates with the vendor's, per cycle and SM."""
     by_name = keep_first_rounds(results)
-    truths = []
     for name, must in RATE_LIMITS.items():
         result = by_name.get(name)
-        specified = find_specified_rate(gpu, result) if result is not None else None
-        if result is not None and result.operations_per_cycle_sm and specified:
-            rate = result.operations_per_cycle_sm
+        if result is None:
+            continue
+        rate = result.operations_per_cycle_sm
+        specified = find_specified_rate(gpu, result)
+        if rate and specified:
             text = f"{name}: {rate:.4g} of {specified:g} per cycle and SM"
-            truths.append(ExpectedTruth(text, abs(rate / specified - 1.0), must))
-    most = float(gpu.memory.byte_per_s)
+            yield ExpectedTruth(text, abs(rate / specified - 1.0), must)
+
+
+def _check_copy(results: Sequence[MicroRow], gpu: Gpu) -> Iterator[ExpectedTruth]:
+    """Compare our fastest copy of DRAM with the driver's."""
     copy = find_best_copy(results)
-    driver = by_name.get("dram_memcpy")
-    if copy is not None and driver is not None and copy.byte_per_s and driver.byte_per_s:
+    driver = keep_first_rounds(results).get("dram_memcpy")
+    if copy is None or driver is None or not (copy.byte_per_s and driver.byte_per_s):
+        return
+    share = copy.byte_per_s / float(gpu.memory.byte_per_s)
+    text = (
+        f"{copy.name} {copy.byte_per_s / 1e12:.3f} TB/s ({share:.0%} of the specification), "
+        f"the driver's {driver.byte_per_s / 1e12:.3f} TB/s"
+    )
+    yield ExpectedTruth(text, abs(copy.byte_per_s / driver.byte_per_s - 1.0), SAME_COPY)
+
+
+def _check_dram(results: Sequence[MicroRow], gpu: Gpu) -> Iterator[ExpectedTruth]:
+    """Check that no row is faster than DRAM can be: it would not come from there."""
+    limit = float(gpu.memory.byte_per_s)
+    fastest: MicroRow | None = None
+    fastest_byte_per_s = 0.0
+    for r in keep_first_rounds(results).values():
+        is_dram = r.group in ("memory", "structure") and "dram" in r.name
+        if is_dram and r.byte_per_s and r.byte_per_s > fastest_byte_per_s:
+            fastest = r
+            fastest_byte_per_s = r.byte_per_s
+    if fastest is not None:
         text = (
-            f"{copy.name} {copy.byte_per_s / 1e12:.3f} TB/s "
-            f"({copy.byte_per_s / most:.0%} of the specification), "
+            f"no DRAM row above the specification: {fastest.name} "
+            f"{fastest_byte_per_s / 1e12:.3f} of {limit / 1e12:.3g} TB/s"
         )
-        text += f"the driver's {driver.byte_per_s / 1e12:.3f} TB/s"
-        truths.append(ExpectedTruth(text, abs(copy.byte_per_s / driver.byte_per_s - 1.0), 0.05))
-    rows = [
-        r
-        for r in by_name.values()
-        if r.group in ("memory", "structure") and r.byte_per_s and "dram" in r.name
-    ]
-    if rows:  # what is faster than DRAM can be did not come from there
-        top = max(rows, key=lambda r: r.byte_per_s or 0.0)
-        rate = top.byte_per_s or 0.0
-        text = (
-            f"no DRAM row above the specification: {top.name} {rate / 1e12:.3f} of "
-            f"{most / 1e12:.3g} TB/s"
-        )
-        truths.append(ExpectedTruth(text, max(rate / most - 1.0, 0.0), 0.0))
+        yield ExpectedTruth(text, max(fastest_byte_per_s / limit - 1.0, 0.0), 0.0)
+
+
+def _check_curves(results: Sequence[MicroRow]) -> Iterator[ExpectedTruth]:
     for name, least in CURVE_RISES.items():
-        points = [r.operation_s for r in find_curve(results, name) if r.operation_s]
-        if len(points) > 1:
-            truths.append(_check_curve(name, np.array(points), least))
+        operation_s = [r.operation_s for r in find_curve(results, name) if r.operation_s]
+        if len(operation_s) > 1:
+            yield _check_curve(name, np.array(operation_s), least)
+
+
+def _check_rounds(results: Sequence[MicroRow]) -> Iterator[ExpectedTruth]:
+    """Check that two rounds give the same time and energy."""
     pairs = compare_rounds(results)
-    for what, must in (("time", SAME_TIME), ("energy", SAME_ENERGY)) if pairs else ():
-        apart: dict[str, float] = {p.name: getattr(p, what) for p in pairs}
-        beyond = [
-            name for name in sorted(apart, key=lambda name: -apart[name]) if apart[name] > must
-        ]
-        text = (
-            f"two rounds, {what}: median {np.median(list(apart.values())):.2%} of {len(apart)} rows"
-        )
-        text += (
-            f"; further apart are {len(beyond)}: {', '.join(beyond)}"
-            if beyond
-            else ", none further apart"
-        )
-        truths.append(ExpectedTruth(text, max(apart.values()), must))
-    return truths
+    if not pairs:
+        return
+    time_apart = {pair.name: pair.time for pair in pairs}
+    energy_apart = {pair.name: pair.energy for pair in pairs}
+    for quantity, apart, must in (
+        ("time", time_apart, SAME_TIME),
+        ("energy", energy_apart, SAME_ENERGY),
+    ):
+        farthest_first = sorted(apart, key=lambda name: -apart[name])
+        beyond = [name for name in farthest_first if apart[name] > must]
+        median = np.median(list(apart.values()))
+        text = f"two rounds, {quantity}: median {median:.2%} of {len(apart)} rows"
+        if beyond:
+            text += f"; further apart are {len(beyond)}: {', '.join(beyond)}"
+        else:
+            text += ", none further apart"
+        yield ExpectedTruth(text, max(apart.values()), must)
 
 
 def find_best_copy(results: Iterable[MicroRow]) -> MicroRow | None:

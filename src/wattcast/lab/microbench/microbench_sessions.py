@@ -11,7 +11,11 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import (
+    dataclass,
+    field,
+    replace,
+)
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -99,17 +103,7 @@ def microbench(
     names = [name for name in only.split(",") if name]
     budget_s = parse(budget, "s", "--budget")
     if listed:
-        benchmarks = find_benchmarks(names)
-        descriptions = (
-            f"{b.unit.operation}{f', {b.curve} {b.at:g}' if b.curve else ''}" for b in benchmarks
-        )
-        lines = [
-            f"{b.name:24} {b.group:11} {text}"
-            for b, text in zip(benchmarks, descriptions, strict=True)
-        ]
-        copies = list_transfers(names)
-        lines += [f"{name:24} {'transfer':11} copy by the driver" for name in copies]
-        return VerbResult([*(b.name for b in benchmarks), *copies], "\n".join(lines))
+        return _list_benchmarks(names)
     folder = _open_folder(out, repeats, None if counters or target else before)
     if target:
         return VerbResult(
@@ -123,13 +117,28 @@ def microbench(
     find_benchmarks([name for name in names if name != "multimedia"])  # a wrong name costs nothing
     if counters:
         return VerbResult(unit_work.collect_unit_counters(folder, budget_s, names, before))
-    options = [
-        "--repeats",
-        str(repeats),
-        *(["--only", only] if names else []),
-        *(["--quick"] if quick else []),
-    ]
+    options = ["--repeats", str(repeats)]
+    if names:
+        options += ["--only", only]
+    if quick:
+        options.append("--quick")
     return _supervise(folder, "microbench", options, budget_s)
+
+
+def _list_benchmarks(names: list[str]) -> VerbResult:
+    """Name the benchmarks and the copies by the driver, each with what it counts."""
+    listed_names = []
+    lines = []
+    for benchmark in find_benchmarks(names):
+        description = benchmark.unit.operation
+        if benchmark.curve:
+            description += f", {benchmark.curve} {benchmark.at:g}"
+        listed_names.append(benchmark.name)
+        lines.append(f"{benchmark.name:24} {benchmark.group:11} {description}")
+    for name in list_transfers(names):
+        listed_names.append(name)
+        lines.append(f"{name:24} {'transfer':11} copy by the driver")
+    return VerbResult(listed_names, "\n".join(lines))
 
 
 def multimedia(
@@ -154,7 +163,9 @@ def multimedia(
             folder, "multimedia", time.monotonic() + budget_s, since, repeats, quick
         )
         return VerbResult(exit_code=run_child(campaign, frames=frames))
-    options = ["--repeats", str(repeats), "--frames", str(frames), *(["--quick"] if quick else [])]
+    options = ["--repeats", str(repeats), "--frames", str(frames)]
+    if quick:
+        options.append("--quick")
     return _supervise(folder, "multimedia", options, budget_s)
 
 
@@ -293,9 +304,9 @@ def _measure_suite(
     device = bench.device
     benchmarks = find_benchmarks(names)
     compiled = CompiledKernels(device.architecture)
-    if missing := [
-        b for b in benchmarks if micro_row_id(b.name, 0, b.version) not in campaign.journal.ids
-    ]:
+    measured_ids = campaign.journal.ids
+    missing = [b for b in benchmarks if micro_row_id(b.name, 0, b.version) not in measured_ids]
+    if missing:
         compiled.start(missing, microbench_campaign.worker_count())
     try:
         supported = [b for b in benchmarks if b.supported(device.architecture)]
@@ -305,35 +316,58 @@ def _measure_suite(
         )
         buffers = DeviceBuffers.allocate(device)
         write_heartbeat(campaign.out, "warming up", "microbench")
-        (warming,) = find_benchmarks(
-            ["fp32_fma"]
-        )  # to the working temperature: a cold card leaks less
-        ready = benchmark_kernels.prepare_benchmark(warming, buffers, compiled.cubin(warming))
-        iterations = benchmark_kernels.calibrate_iterations(ready, 0.02)
-        end_s = time.monotonic() + (0.5 if campaign.quick else WARM_S)
-        while time.monotonic() < end_s:
-            for _ in range(5):
-                ready.launch(iterations)
-            device.synchronize()
-        device.unload(ready.kernel)
+        _warm_up(campaign, buffers, compiled)
         bench.idle_power_w = measure_idle_w(bench)
-        seen: dict[str, MicroRow] = {}  # rows of an earlier round
-        transfers = list_transfers(names)
-        if int(device.call("cuDeviceGetCount")) < 2 and "peer_copy" not in names:
-            transfers = [name for name in transfers if name != "peer_copy"]
+        suite = SuiteRun(bench, buffers, compiled)
+        transfers = _list_possible_transfers(device, names)
+        idle_s = 0.75 if campaign.quick else IDLE_S
         for repeat in range(campaign.repeats):
-            idle_s = 0.75 if campaign.quick else IDLE_S
+            repeated = [b for b in supported if not (repeat and b.once)]
             tasks = [make_idle_task(bench.sampler, bench.run, "idle_context_on", repeat, idle_s)]
-            chosen = (b for b in supported if not (repeat and b.once))
-            tasks += [
-                make_benchmark_task(bench, buffers, compiled, b, repeat, seen) for b in chosen
-            ]
-            tasks[6:6] = [
-                make_transfer_task(bench, buffers, name, repeat, seen) for name in transfers
-            ]
+            tasks += [make_benchmark_task(suite, benchmark, repeat) for benchmark in repeated]
+            tasks[6:6] = [make_transfer_task(suite, name, repeat) for name in transfers]
             campaign.run(tasks)
     finally:
         compiled.stop()
+
+
+@dataclass
+class SuiteRun:
+    """What the tasks of one run share."""
+
+    bench: DeviceBench
+    buffers: DeviceBuffers
+    compiled: CompiledKernels
+    rows: dict[str, MicroRow] = field(default_factory=dict)  # of an earlier round, by name
+
+
+def _warm_up(
+    campaign: MicroCampaign,
+    buffers: DeviceBuffers,
+    compiled: CompiledKernels,
+) -> None:
+    """Bring the card to its working temperature, since a cold one leaks less."""
+    device = buffers.device
+    (warming,) = find_benchmarks(["fp32_fma"])
+    ready = benchmark_kernels.prepare_benchmark(warming, buffers, compiled.cubin(warming))
+    iterations = benchmark_kernels.calibrate_iterations(ready, 0.02)
+    end_s = time.monotonic() + (0.5 if campaign.quick else WARM_S)
+    while time.monotonic() < end_s:
+        for _ in range(5):
+            ready.launch(iterations)
+        device.synchronize()
+    device.unload(ready.kernel)
+
+
+def _list_possible_transfers(device: CudaDevice, names: list[str]) -> list[str]:
+    """Return the copies by the driver; one to a second GPU only where there is one, or it is
+    named.
+    """
+    transfers = list_transfers(names)
+    is_alone = int(device.call("cuDeviceGetCount")) < 2
+    if is_alone and "peer_copy" not in names:
+        return [name for name in transfers if name != "peer_copy"]
+    return list(transfers)
 
 
 def choose_repeat_bench(bench: DeviceBench, before: MicroRow | None) -> DeviceBench:
@@ -349,100 +383,142 @@ def choose_repeat_bench(bench: DeviceBench, before: MicroRow | None) -> DeviceBe
 
 
 def make_benchmark_task(
-    bench: DeviceBench,
-    buffers: DeviceBuffers,
-    compiled: CompiledKernels,
+    suite: SuiteRun,
     benchmark: Benchmark,
     repeat: int,
-    seen: dict[str, MicroRow],
 ) -> MicroTask:
-    """Turn a benchmark into a task; ``seen`` holds rows of an earlier round."""
+    """Turn a benchmark into a task."""
 
     def measure(row: MicroRow) -> MicroRow:
-        ready = benchmark_kernels.prepare_benchmark(benchmark, buffers, compiled.cubin(benchmark))
-        before = seen.get(benchmark.name)
+        cubin = suite.compiled.cubin(benchmark)
+        ready = benchmark_kernels.prepare_benchmark(benchmark, suite.buffers, cubin)
+        before = suite.rows.get(benchmark.name)
+        iterations = before.iterations if before is not None else None
         try:
-            how = choose_repeat_bench(bench, before)
-            iterations = (before and before.iterations) or 0
-            seen[benchmark.name] = benchmark_kernels.measure_benchmark(how, ready, row, iterations)
-            return seen[benchmark.name]
+            measured = benchmark_kernels.measure_benchmark(
+                choose_repeat_bench(suite.bench, before), ready, row, iterations or 0
+            )
         finally:
-            with contextlib.suppress(
-                DeviceFault
-            ):  # after a fault a further call would only hide its error
+            # after a fault a further call would only hide its error
+            with contextlib.suppress(DeviceFault):
                 ready.discard()
+        suite.rows[benchmark.name] = measured
+        return measured
 
-    return MicroTask(benchmark_kernels.make_blank_row(bench.run, benchmark, repeat), measure)
+    blank = benchmark_kernels.make_blank_row(suite.bench.run, benchmark, repeat)
+    return MicroTask(blank, measure)
 
 
 def make_transfer_task(
-    bench: DeviceBench,
-    buffers: DeviceBuffers,
+    suite: SuiteRun,
     name: str,
     repeat: int,
-    seen: dict[str, MicroRow],
 ) -> MicroTask:
     """Measure a copy by the driver: a whole buffer, to or from page-locked memory of the host, or
     to a second GPU.
 
     Joules are those of this card; the host's and a second card's are not in them.
     """
-    local = name == "dram_memcpy"
-    size = buffers.size if local else min(TRANSFER_BYTE, buffers.size)
-    byte = (2.0 if name in ("dram_memcpy", "pcie_both") else 1.0) * size
-    version = COPY_VERSION if local else 1
+    is_local = name == "dram_memcpy"
+    size = suite.buffers.size
+    if not is_local:
+        size = min(TRANSFER_BYTE, size)
+    moves_twice = name in ("dram_memcpy", "pcie_both")
+    byte = (2.0 if moves_twice else 1.0) * size
+    version = COPY_VERSION if is_local else 1
     blank = MicroRow(
-        micro_row_id(name, repeat, version), name, "memory" if local else "transfer", "byte"
-    )
-
-    def measure(row: MicroRow) -> MicroRow:
-        device = bench.device
-        both_ways = name == "pcie_both"
-        call = device.call
-        stream = device.stream
-        host = 0
-        if name == "peer_copy":
-            home, away = (call("cuDevicePrimaryCtxRetain", call("cuDeviceGet", i)) for i in (0, 1))
-            call("cuCtxSetCurrent", away)
-            theirs = device.allocate(size)
-            call("cuCtxSetCurrent", home)
-            call("cuCtxEnablePeerAccess", away, 0)  # or the copy would go through the host
-        elif not local:
-            host = int(call("cuMemHostAlloc", 2 * size, 0))
-            call("cuMemcpyDtoH", host, buffers.a, size)  # random words, to send again
-            call("cuMemcpyDtoH", host + size, buffers.a, size)
-        second_stream = call("cuStreamCreate", 1) if both_ways else stream
-        began, ended = (call("cuEventCreate", 2) for _ in range(2))
-
-        def enqueue() -> None:
-            if host == 0:
-                device.copy(theirs if name == "peer_copy" else buffers.b, buffers.a, size)
-            if both_ways:  # the second stream begins with the first, which waits for its end
-                call("cuEventRecord", began, stream)
-                call("cuStreamWaitEvent", second_stream, began, 0)
-            if both_ways or name == "pcie_to_device":
-                call("cuMemcpyHtoDAsync", buffers.b, host, size, stream)
-            if both_ways or name == "pcie_to_host":
-                call("cuMemcpyDtoHAsync", host + size, buffers.a, size, second_stream)
-            if both_ways:
-                call("cuEventRecord", ended, second_stream)
-                call("cuStreamWaitEvent", stream, ended, 0)
-
-        seen[name] = sustain_load(choose_repeat_bench(bench, seen.get(name)), row, enqueue)
-        device.synchronize()
-        if host:
-            call("cuMemFreeHost", host)
-        return seen[name]
-
-    blank = replace(
-        blank,
-        run=bench.run,
+        micro_row_id(name, repeat, version),
+        name,
+        "memory" if is_local else "transfer",
+        "byte",
+        run=suite.bench.run,
         repeat=repeat,
         version=version,
         byte=byte,
         operations=byte,
     )
+
+    def measure(row: MicroRow) -> MicroRow:
+        device = suite.bench.device
+        host_copies = None
+        if name == "peer_copy":
+            enqueue = _copy_to_peer(device, suite.buffers, size)
+        elif is_local:
+            enqueue = partial(device.copy, suite.buffers.b, suite.buffers.a, size)
+        else:
+            host_copies = HostCopies(device, suite.buffers, size, name)
+            enqueue = host_copies.enqueue
+        bench = choose_repeat_bench(suite.bench, suite.rows.get(name))
+        suite.rows[name] = sustain_load(bench, row, enqueue)
+        device.synchronize()
+        if host_copies is not None:
+            host_copies.free()
+        return suite.rows[name]
+
     return MicroTask(blank, measure)
+
+
+def _copy_to_peer(
+    device: CudaDevice,
+    buffers: DeviceBuffers,
+    size: int,
+) -> Callable[[], None]:
+    """Return what copies a buffer to memory of a second GPU, without going through the host."""
+    call = device.call
+    home = call("cuDevicePrimaryCtxRetain", call("cuDeviceGet", 0))
+    away = call("cuDevicePrimaryCtxRetain", call("cuDeviceGet", 1))
+    call("cuCtxSetCurrent", away)
+    destination = device.allocate(size)
+    call("cuCtxSetCurrent", home)
+    call("cuCtxEnablePeerAccess", away, 0)  # or the copy would go through the host
+    return partial(device.copy, destination, buffers.a, size)
+
+
+class HostCopies:
+    """Copies between a buffer and page-locked memory of the host, one way or both at once."""
+
+    def __init__(
+        self,
+        device: CudaDevice,
+        buffers: DeviceBuffers,
+        size: int,
+        name: str,
+    ) -> None:
+        self.device = device
+        self.buffers = buffers
+        self.size = size
+        self.both_ways = name == "pcie_both"
+        self.to_device = self.both_ways or name == "pcie_to_device"
+        self.to_host = self.both_ways or name == "pcie_to_host"
+        call = device.call
+        self.host = int(call("cuMemHostAlloc", 2 * size, 0))
+        call("cuMemcpyDtoH", self.host, buffers.a, size)  # random words, to send again
+        call("cuMemcpyDtoH", self.host + size, buffers.a, size)
+        self.second_stream = call("cuStreamCreate", 1) if self.both_ways else device.stream
+        self.began = call("cuEventCreate", 2)
+        self.ended = call("cuEventCreate", 2)
+
+    def enqueue(self) -> None:
+        """Put one copy on the stream; the second stream begins with the first, which waits for its
+        end.
+        """
+        call = self.device.call
+        stream = self.device.stream
+        if self.both_ways:
+            call("cuEventRecord", self.began, stream)
+            call("cuStreamWaitEvent", self.second_stream, self.began, 0)
+        if self.to_device:
+            call("cuMemcpyHtoDAsync", self.buffers.b, self.host, self.size, stream)
+        if self.to_host:
+            back = self.host + self.size
+            call("cuMemcpyDtoHAsync", back, self.buffers.a, self.size, self.second_stream)
+        if self.both_ways:
+            call("cuEventRecord", self.ended, self.second_stream)
+            call("cuStreamWaitEvent", stream, self.ended, 0)
+
+    def free(self) -> None:
+        """Give back the memory of the host."""
+        self.device.call("cuMemFreeHost", self.host)
 
 
 def _measure_workloads(

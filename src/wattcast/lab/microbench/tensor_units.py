@@ -14,6 +14,7 @@ share their memory. A barrier in shared memory counts the bytes that have come."
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -107,67 +108,102 @@ def wgmma_unit(
     ``sparse`` A tiles hold two of every four elements, so K doubles; operations are those of the
     dense product, as vendors count them. ``apart`` products wait for the one before."""
     form = PRECISIONS[precision]
-    integer = precision == "int8"
+    is_integer = precision == "int8"
     registers = columns // 2  # of accumulators in a thread
-    kind = "float"
-    letter = "f"
-    bits = "__float_as_uint(acc[{0}])"
-    if integer:
-        kind = "int"
-        letter = "r"
-        bits = "(unsigned)acc[{0}]"
-    pool = STAGES * (
-        groups * A_TILE_BYTE + columns * 128
-    )  # an A tile for each warpgroup and a B tile for all
-    # all products of an iteration are one statement: 128 accumulators are costly to name again and
-    # again
-    types = f"m64n{columns}k{form.k * (1 + sparse)}.{form.wgmma}"
-    flags = ("" if integer else ", 1, 1") + (
-        ", 0, 0" if form.k == 16 else ""
-    )  # scales, transpositions
-    wait = ["wgmma.commit_group.sync.aligned;", "wgmma.wait_group.sync.aligned 0;"]
-    product = f"wgmma.mma_async{'.sp' * sparse}.sync.aligned"
-    ends = f", %{registers + 2}, 0" * sparse
-    lines = ["wgmma.fence.sync.aligned;"]
-    for i in range(WGMMA_STEPS):
-        stage = i // STEPS_OF_STAGE % STAGES * pool // STAGES
-        at = stage + i % STEPS_OF_STAGE * 32
-        at_b = stage + (i % 2 * 64 if sparse else i % STEPS_OF_STAGE * 32)
-        lines.append(
-            f"add.u64 da, %{registers}, {at >> 4}; add.u64 db, %{registers + 1}, {at_b >> 4};"
-        )
-        keep = "q" if i else "p"  # the first product overwrites the accumulators
-        lines.append(f"{product}.{types} {vector(registers)}, da, db{ends}, {keep}{flags};")
-        lines += wait * apart
+    letter = "r" if is_integer else "f"
+    bits = "(unsigned)acc[{0}]" if is_integer else "__float_as_uint(acc[{0}])"
+    # an A tile for each warpgroup and a B tile for all
+    pool = STAGES * (groups * A_TILE_BYTE + columns * 128)
+    shape = WgmmaShape(form, columns, sparse, apart, is_integer, pool // STAGES)
+    every_bits = [bits.format(place) for place in range(registers)]
     values: Plain = {
         "words": pool // 4,
         "word": "0u" if zeros else f"(seed == 0u ? {form.one} : ({form.word}))",
-    }
-    values |= {
-        "kind": kind,
+        "kind": "int" if is_integer else "float",
         "registers": registers,
         "tile": A_TILE_BYTE,
         "tiles": groups * A_TILE_BYTE,
+        "lines": " ".join(shape.list_products()),
+        "pairs": f', "r"({SPARSE_PAIRS})' if sparse else "",
+        "outs": ", ".join(inout(letter, f"acc[{place}]") for place in range(registers)),
     }
-    values |= {
-        "lines": " ".join(lines + wait * (not apart)),
-        "pairs": f', "r"({SPARSE_PAIRS})' * sparse,
-    }
-    values["outs"] = ", ".join(inout(letter, f"acc[{i}]") for i in range(registers))
-    fold = f"seed == 0u ? {bits.format(0)} : " + " ^ ".join(
-        bits.format(i) for i in range(registers)
-    )
     # a thread holds one of 128 parts of the product, so a step counts 1/128 of it
-    per_thread = int(2.0 * 64 * columns * form.k * (1 + sparse) / 128.0)
+    multiply_adds = 64 * columns * form.k * (2 if sparse else 1)
     return fill_unit(
         "wgmma",
         name,
         values,
-        fold=fold,
+        fold=f"seed == 0u ? {every_bits[0]} : " + " ^ ".join(every_bits),
         operation="flop",
-        per_step=per_thread,
+        per_step=int(2.0 * multiply_adds / 128.0),
         flop=1.0,
     )
+
+
+@dataclass(frozen=True)
+class WgmmaShape:
+    """The products of an iteration of ``wgmma_unit``, and where their tiles lie."""
+
+    form: TensorPrecision
+    columns: int
+    sparse: bool
+    apart: bool
+    is_integer: bool
+    stage_byte: int
+
+    def list_products(self) -> list[str]:
+        """Return the instructions of an iteration.
+
+        All are one statement, since 128 accumulators are costly to name again and again."""
+        registers = self.columns // 2
+        depth = self.form.k * (2 if self.sparse else 1)
+        product = "wgmma.mma_async.sp" if self.sparse else "wgmma.mma_async"
+        types = f"m64n{self.columns}k{depth}.{self.form.wgmma}"
+        metadata = f", %{registers + 2}, 0" if self.sparse else ""
+        scales = "" if self.is_integer else ", 1, 1"
+        transpositions = ", 0, 0" if self.form.k == 16 else ""
+        wait = ["wgmma.commit_group.sync.aligned;", "wgmma.wait_group.sync.aligned 0;"]
+        lines = ["wgmma.fence.sync.aligned;"]
+        for step in range(WGMMA_STEPS):
+            at_a, at_b = self._find_tiles(step)
+            lines.append(
+                f"add.u64 da, %{registers}, {at_a >> 4}; add.u64 db, %{registers + 1}, {at_b >> 4};"
+            )
+            keep = "q" if step else "p"  # the first product overwrites the accumulators
+            lines.append(
+                f"{product}.sync.aligned.{types} {vector(registers)}, da, db{metadata}, "
+                f"{keep}{scales}{transpositions};"
+            )
+            if self.apart:
+                lines += wait
+        if not self.apart:
+            lines += wait
+        return lines
+
+    def _find_tiles(self, step: int) -> tuple[int, int]:
+        """Return the offsets of the A and B tiles of a step: a stage holds four steps of A, and of
+        a sparse product two of B, which is as deep again.
+        """
+        stage = step // STEPS_OF_STAGE % STAGES * self.stage_byte
+        at_a = stage + step % STEPS_OF_STAGE * 32
+        at_b = stage + step % 2 * 64 if self.sparse else at_a
+        return at_a, at_b
+
+
+@dataclass(frozen=True)
+class ResultType:
+    """How the results of ``mma.sync`` are declared, cleared and folded."""
+
+    kind: str
+    zero: str
+    bits: str
+
+
+RESULT_TYPES = {
+    "f": ResultType("float", "0", "__float_as_uint({0})"),
+    "r": ResultType("int", "0", "(unsigned){0}"),
+    "d": ResultType("double", "0.0", "(unsigned)__double_as_longlong({0})"),
+}
 
 
 def mma_unit(
@@ -178,60 +214,73 @@ def mma_unit(
     """Run ``mma.sync`` with operands in registers; eight accumulators in turn, four of the larger
     fp64 form.
     """
-    p = name
     form = MMA[precision]
-    wide = form.letter == "d"
-    sparse = precision.startswith("sparse")
-    chains = chains or (CHAINS // 2 if wide and form.c > 2 else CHAINS)
-    sets = 1 if wide and form.a > 1 else 2  # of operands, in turn
-    lines = []
-    for part, count in (("a", sets * form.a), ("b", sets * form.b)):
-        for n in range(count):
-            if wide:
-                seed = f"mixed(state + {60 * (part == 'b') + n + 1}u)"
-                lines.append(f"double {p}_{part}{n} = unit_float({seed}) - 1.5;")
-            else:
-                value = (
-                    f"const unsigned x = mixed(state + {50 * (part == 'b') + n + 1}u); "
-                    f"{p}_{part}{n} = "
-                )
-                lines.append(f"unsigned {p}_{part}{n}; {{ {value}{PRECISIONS[form.word].word}; }}")
-    kind, zero, bits = {
-        "f": ("float", "0", "__float_as_uint({0})"),
-        "r": ("int", "0", "(unsigned){0}"),
-        "d": ("double", "0.0", "(unsigned)__double_as_longlong({0})"),
-    }[form.letter]
-    results = [f"{p}{i}_{n}" for i in range(chains) for n in range(form.c)]
-    last = form.c + form.a + form.b
-    places = {
-        "d": (0, form.c),
-        "a": (form.c, form.c + form.a),
-        "b": (form.c + form.a, last),
-    }
+    is_double = form.letter == "d"
+    is_sparse = precision.startswith("sparse")
+    if not chains:
+        chains = CHAINS // 2 if is_double and form.c > 2 else CHAINS
+    sets = 1 if is_double and form.a > 1 else 2  # of operands, in turn
+    result_type = RESULT_TYPES[form.letter]
+    results = [f"{name}{chain}_{n}" for chain in range(chains) for n in range(form.c)]
+    declared = [
+        *_declare_operands(name, form, "a", sets * form.a, 0),
+        *_declare_operands(name, form, "b", sets * form.b, 60 if is_double else 50),
+    ]
+    declared += [f"{result_type.kind} {result} = {result_type.zero};" for result in results]
+    end_a = form.c + form.a
+    end_b = end_a + form.b
     values: Plain = {
-        part: ", ".join(f"%{n}" for n in range(*ends)) for part, ends in places.items()
+        "d": _number_operands(0, form.c),
+        "a": _number_operands(form.c, end_a),
+        "b": _number_operands(end_a, end_b),
+        "product": f"mma.{'sp::ordered_metadata.' if is_sparse else ''}sync.aligned.{form.types}",
+        "ends": f", %{end_b}, 0" if is_sparse else "",
     }
-    values["product"] = f"mma.{'sp::ordered_metadata.' * sparse}sync.aligned.{form.types}"
-    values["ends"] = f", %{last}, 0" * sparse
 
-    def name_operands(i: int) -> dict[str, str]:
-        half = i // chains % sets
-        names = [f"{p}_a{half * form.a + n}" for n in range(form.a)]
-        names += [*(f"{p}_b{half * form.b + n}" for n in range(form.b)), *[SPARSE_PAIRS] * sparse]
-        outs = ", ".join(inout(form.letter, f"{p}{i % chains}_{n}") for n in range(form.c))
-        return {"outs": outs, "ins": into("d" if wide else "r", *names)}
+    def name_operands(step: int) -> dict[str, str]:
+        chain = step % chains
+        turn = step // chains % sets
+        outs = [inout(form.letter, f"{name}{chain}_{n}") for n in range(form.c)]
+        ins = [f"{name}_a{turn * form.a + n}" for n in range(form.a)]
+        ins += [f"{name}_b{turn * form.b + n}" for n in range(form.b)]
+        if is_sparse:
+            ins.append(SPARSE_PAIRS)
+        return {"outs": ", ".join(outs), "ins": into("d" if is_double else "r", *ins)}
 
-    declare = " ".join(lines + [f"{kind} {result} = {zero};" for result in results])
-    fold = " ^ ".join(map(bits.format, results))
-    count = 2 * form.multiply_adds // 32
-    facts: Plain = {
-        "declare": declare,
-        "fold": fold,
-        "operation": "flop",
-        "per_step": count,
-        "flop": 1.0,
-    }
-    return fill_unit("mma", p, values, name_operands, **facts)
+    return fill_unit(
+        "mma",
+        name,
+        values,
+        name_operands,
+        declare=" ".join(declared),
+        fold=" ^ ".join(map(result_type.bits.format, results)),
+        operation="flop",
+        per_step=2 * form.multiply_adds // 32,
+        flop=1.0,
+    )
+
+
+def _number_operands(begin: int, end: int) -> str:
+    return ", ".join(f"%{number}" for number in range(begin, end))
+
+
+def _declare_operands(
+    name: str,
+    form: MmaShape,
+    part: str,
+    count: int,
+    first_seed: int,
+) -> Iterator[str]:
+    """Yield the declarations of one operand's registers, with random words from a seed of their
+    own.
+    """
+    for n in range(count):
+        word = f"mixed(state + {first_seed + n + 1}u)"
+        if form.letter == "d":
+            yield f"double {name}_{part}{n} = unit_float({word}) - 1.5;"
+        else:
+            value = f"const unsigned x = {word}; {name}_{part}{n} = {PRECISIONS[form.word].word};"
+            yield f"unsigned {name}_{part}{n}; {{ {value} }}"
 
 
 PATH_STEPS = 64  # multiply-adds on each path of a divergent branch
@@ -244,36 +293,37 @@ def divergence_unit(name: str, ways: int) -> BenchUnit:
     Half of a path grows by g, the other half shrinks by r near 1/g and turns the sign last, as
     ``multiply_adds`` does, so that values neither settle nor overflow.
     """
-    p = name
     paths = []
     for way in range(ways):
-        lines = []
-        for i in range(PATH_STEPS):
-            shrinks = i >= PATH_STEPS // 2
-            last = i >= PATH_STEPS - 4
-            constant = (
-                f"0f{(0xBF800000 if shrinks else 0x3F800000) + 4096 * way:08X}"  # tells paths apart
-            )
-            multiplier = f"{'-' if last else ''}{p}_{'r' if shrinks else 'g'}"
-            lines.append(
-                asm(
-                    f"fma.rn.f32 %0, %0, %1, {constant};",
-                    inout("f", f"{p}{i % 4}"),
-                    into("f", multiplier),
-                )
-            )
-        inner = " ".join(lines)
-        paths.append(f"if ({p}_way == {way}u) {{ {inner} }}" if ways > 1 else inner)
-    registers = " ".join(f"float {p}{i} = unit_float(mixed(state + {i + 1}u));" for i in range(4))
-    fold = " ^ ".join(f"__float_as_uint({p}{i})" for i in range(4))
-    values: Plain = {"ways": ways, "registers": registers}
+        path = " ".join(_write_path_step(name, way, step) for step in range(PATH_STEPS))
+        paths.append(f"if ({name}_way == {way}u) {{ {path} }}" if ways > 1 else path)
+    registers = [f"float {name}{i} = unit_float(mixed(state + {i + 1}u));" for i in range(4)]
+    folds = [f"__float_as_uint({name}{i})" for i in range(4)]
+    values: Plain = {"ways": ways, "registers": " ".join(registers)}
     return fill_unit(
         "divergence",
-        p,
+        name,
         values,
         before="\n    ".join(paths),
-        fold=fold,
+        fold=" ^ ".join(folds),
         per_step=PATH_STEPS,
+    )
+
+
+def _write_path_step(
+    name: str,
+    way: int,
+    step: int,
+) -> str:
+    """Write one multiply-add of a path, whose constant tells the paths apart."""
+    shrinks = step >= PATH_STEPS // 2
+    turns_sign = step >= PATH_STEPS - 4
+    constant = (0xBF800000 if shrinks else 0x3F800000) + 4096 * way
+    factor = f"{name}_r" if shrinks else f"{name}_g"
+    return asm(
+        f"fma.rn.f32 %0, %0, %1, 0f{constant:08X};",
+        inout("f", f"{name}{step % 4}"),
+        into("f", f"-{factor}" if turns_sign else factor),
     )
 
 
@@ -347,35 +397,33 @@ def _make_bulk_unit(
 
     ``drain`` waits at the end, since no copy may land after the block has gone.
     """
-    sync = CLUSTER_SYNC * (cluster > 1)
+    is_cluster = cluster > 1
+    sync = CLUSTER_SYNC if is_cluster else ""
+    first = ""
+    if tile:
+        first = write_piece("bulk.tile", p)
+    elif is_cluster:
+        first = write_piece("bulk.rank", p)
     values: Plain = {
         "room": BULK_BYTE * stages,
         "size": BULK_BYTE,
         "stages": stages,
         "started": started,
-    }
-    values |= {
-        "first": write_piece("bulk.tile", p)
-        if tile
-        else write_piece("bulk.rank", p)
-        if cluster > 1
-        else ""
-    }
-    values |= {
-        "meet": write_piece("bulk.meet", p, sync=sync) if cluster > 1 else "",
+        "first": first,
+        "meet": write_piece("bulk.meet", p, sync=sync) if is_cluster else "",
         "cluster": cluster,
-    }
-    values |= {
         "issue": _issue_bulk(p, "s", tile, cluster),
         "turns": " ".join(turns),
         "drain": " ".join(drain),
+        "sync": sync,
+        "more": more,
     }
     facts |= {
         "operation": "copy",
         "one_thread": True,
         "cluster": cluster,
     }
-    return fill_unit("bulk", p, values | {"sync": sync, "more": more}, **facts)
+    return fill_unit("bulk", p, values, **facts)
 
 
 def _issue_bulk(

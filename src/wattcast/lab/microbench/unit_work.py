@@ -27,9 +27,10 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -78,16 +79,6 @@ NO_STALLS = ("selected", "not_selected")
 FAR_SHARE = 0.7  # of the waiting that is for memory beyond the L1, where the profile does not say
 FUNCTION_LENGTH = 40.0  # fp64 instructions of a function at most
 MIXED_LENGTH = 2.0  # fp64 instructions for one conversion at most, in code that mixes formats
-# unit: the microbenchmark with its rate and energy, the counters of its operations, operations of
-# one count. While it starts and ends a warp, an SM could issue 80 instructions, by thin kernels of
-# the pairs.
-UNITS: dict[str, tuple[str, tuple[str, ...], float]] = {
-    row["unit"]: (row["benchmark"], tuple(row["counters"].split()), float(row["operations"]))
-    for row in read_shipped_table("wattcast.lab.microbench", "unit_counts.csv")
-}
-INSTEAD = {
-    "l2": ("bulk_copy_l2", 1 / 8192.0)
-}  # where the benchmark is missing or known to be wrong
 ELSEWHERE = ("issue", "products", "launch")  # their joules are counted with other units
 EXPONENT = 3.0  # of units that work at the same time
 BUFFER_BYTE = 512 << 20  # ncu saves and restores what a kernel may write
@@ -290,27 +281,65 @@ class KernelProfile:
         return self.idle_power_w * self.time_s + sum(work.joules for work in self.work.values())
 
 
-def list_usable_units(
-    results: Sequence[MicroRow], counted: Container[str]
-) -> dict[str, tuple[str, tuple[str, ...], float]]:
+@dataclass(frozen=True)
+class UnitCount:
+    """How the work of a unit is counted: the microbenchmark with its rate and energy, the counters
+    of its operations, and the operations of one count.
+    """
+
+    benchmark: str
+    counters: tuple[str, ...]
+    operations: float
+
+
+# While it starts and ends a warp, an SM could issue 80 instructions, by thin kernels of the pairs.
+UNITS = {
+    row["unit"]: UnitCount(
+        row["benchmark"], tuple(row["counters"].split()), float(row["operations"])
+    )
+    for row in read_shipped_table("wattcast.lab.microbench", "unit_counts.csv")
+}
+# What counts a unit where its benchmark is missing or known to be wrong
+INSTEAD = {"l2": ("bulk_copy_l2", 1 / 8192.0)}
+
+
+def list_usable_units(results: Sequence[MicroRow], counted: Container[str]) -> dict[str, UnitCount]:
     """List units whose counts the profile has and whose rate was measured."""
     by_name = keep_first_rounds(results)
     units = {}
-    for unit, (bench, names, amount_of) in UNITS.items():
-        fault = find_fault(by_name[bench]) if bench in by_name else None
-        if unit in INSTEAD and (
-            bench not in by_name or (fault is not None and fault.kind == "wrong")
-        ):
-            bench, amount_of = INSTEAD[unit]
-        if unit == "l2" and not all(name in counted for name in names):
-            names = ("l2_itself",)  # counts what goes from one half of the L2 to the other again
-        if unit == "l1" and "wavefronts" not in counted:
-            names = ("shared_passes",)
-        rate = by_name.get(bench)
-        measured = rate is not None and rate.operation_s and rate.operation_above_idle_j is not None
-        if measured and all(name in counted for name in names):
-            units[unit] = (bench, names, amount_of)
+    for unit, count in UNITS.items():
+        usable = _adapt_count(unit, count, by_name, counted)
+        rate = by_name.get(usable.benchmark)
+        if rate is None or not rate.operation_s or rate.operation_above_idle_j is None:
+            continue
+        if all(counter in counted for counter in usable.counters):
+            units[unit] = usable
     return units
+
+
+def _adapt_count(
+    unit: str,
+    count: UnitCount,
+    by_name: Mapping[str, MicroRow],
+    counted: Container[str],
+) -> UnitCount:
+    """Return how a unit is counted with the benchmarks and counters that are there."""
+    if unit in INSTEAD and _is_missing_or_wrong(by_name.get(count.benchmark)):
+        benchmark, operations = INSTEAD[unit]
+        count = replace(count, benchmark=benchmark, operations=operations)
+    if unit == "l2" and not all(counter in counted for counter in count.counters):
+        # counts what goes from one half of the L2 to the other again
+        return replace(count, counters=("l2_itself",))
+    if unit == "l1" and "wavefronts" not in counted:
+        return replace(count, counters=("shared_passes",))
+    return count
+
+
+def _is_missing_or_wrong(result: MicroRow | None) -> bool:
+    if result is None:
+        return True
+    fault = find_fault(result)
+    return fault is not None and fault.kind == "wrong"
 
 
 def make_profile(
@@ -320,51 +349,106 @@ def make_profile(
     idle_w: float,
 ) -> KernelProfile:
     """Compute a kernel's work by unit, from its metrics as the profiler names them."""
+    counters = KernelCounters.from_metrics(values)
+    time_s = counters["time"]
     by_name = keep_first_rounds(results)
     work = {}
-    m = KernelCounters.from_metrics(values)
-    time_s = m["time"]
-    for unit, (bench, names, per_count) in list_usable_units(results, m).items():
-        result = by_name[bench]
+    for unit, count in list_usable_units(results, counters).items():
+        result = by_name[count.benchmark]
         if unit == "tensor":
-            cycles = m["sm_cycles"]
-            seconds = time_s * m["tensor_cycles"] / (SCHEDULERS * cycles) if cycles else 0.0
-            work[unit] = UnitWork(seconds, seconds * max((result.power_w or 0.0) - idle_w, 0.0))
-            continue
-        amount = sum(m[counter] for counter in names)
-        # seconds and joules of a count over those of the microbenchmark's
-        slower = 1.0
-        share = 1.0
-        if unit == "l1":
-            amount = m.passes
-            extra = m.conflicts
-            if extra is not None:
-                ratio = curve_ratio(results, "conflicts", extra, 0.0)
-                cheaper = 1.0 - 1.0 / (ratio[1] * (1.0 + extra)) if ratio else 0.0
-                share = 1.0 - cheaper * m["shared_passes"] / amount
-        elif unit in ELSEWHERE:
-            amount = m["grid"] * m["block"] / 32.0 if unit == "launch" else amount
-            share = 0.0
-        elif unit == "dram":
-            slower = access_ratio(m, results)[0] * turn_around_ratio(m, by_name)
-        elif unit in ARITHMETIC and (active := m.active) is not None:
-            ratio = curve_ratio(results, "divergence", 32.0 / active, 1.0)
-            share = min(active / 32.0 / ratio[1], 1.0) if ratio else 1.0
-        elif unit == "l2" and m.has("dram_read", "dram_written") and amount > 0.0:
-            share = max(1.0 - (m["dram_read"] + m["dram_written"]) / amount, 0.0)
-        slower *= 1.0 if unit == "dram" else clock_ratio(m, result)
-        seconds = per_count * amount * slower * (result.operation_s or 0.0)
-        work[unit] = UnitWork(
-            seconds, per_count * amount * share * (result.operation_above_idle_j or 0.0)
-        )
+            work[unit] = _tensor_work(counters, result, idle_w)
+        else:
+            work[unit] = _unit_work(unit, count, counters, results)
     busiest = max(
         (unit for unit in work if unit != "issue"), key=lambda unit: work[unit].seconds, default=""
     )
-    rest_s = combine_units_s({unit: w for unit, w in work.items() if unit != busiest})
-    if combine_units_s(work) > time_s > rest_s:  # it is faster here than its microbenchmark
-        fitted_s = (time_s**EXPONENT - rest_s**EXPONENT) ** (1.0 / EXPONENT)
+    others_s = combine_units_s({unit: w for unit, w in work.items() if unit != busiest})
+    if combine_units_s(work) > time_s > others_s:  # it is faster here than its microbenchmark
+        fitted_s = (time_s**EXPONENT - others_s**EXPONENT) ** (1.0 / EXPONENT)
         work[busiest] = UnitWork(fitted_s, work[busiest].joules)
-    return KernelProfile(name, time_s, work, m, idle_w)
+    return KernelProfile(name, time_s, work, counters, idle_w)
+
+
+def _tensor_work(
+    counters: KernelCounters,
+    result: MicroRow,
+    idle_w: float,
+) -> UnitWork:
+    """Return the work of tensor cores: the cycles in which they are active, at the microbenchmark's
+    watts above idle.
+    """
+    cycles = counters["sm_cycles"]
+    seconds = 0.0
+    if cycles:
+        seconds = counters["time"] * counters["tensor_cycles"] / (SCHEDULERS * cycles)
+    above_idle_w = max((result.power_w or 0.0) - idle_w, 0.0)
+    return UnitWork(seconds, seconds * above_idle_w)
+
+
+def _unit_work(
+    unit: str,
+    count: UnitCount,
+    counters: KernelCounters,
+    results: Sequence[MicroRow],
+) -> UnitWork:
+    """Return the seconds and joules of a unit's operations at the rate and energy of its
+    microbenchmark.
+    """
+    by_name = keep_first_rounds(results)
+    result = by_name[count.benchmark]
+    amount = sum(counters[counter] for counter in count.counters)
+    if unit == "l1":
+        amount = counters.passes
+    elif unit == "launch":
+        amount = counters["grid"] * counters["block"] / 32.0
+    if unit == "dram":
+        # device memory has a clock of its own
+        slower = access_ratio(counters, results)[0] * turn_around_ratio(counters, by_name)
+    else:
+        slower = clock_ratio(counters, result)
+    operations = count.operations * amount
+    energy_share = _energy_share(unit, amount, counters, results)
+    return UnitWork(
+        operations * slower * (result.operation_s or 0.0),
+        operations * energy_share * (result.operation_above_idle_j or 0.0),
+    )
+
+
+def _energy_share(
+    unit: str,
+    amount: float,
+    counters: KernelCounters,
+    results: Sequence[MicroRow],
+) -> float:
+    """Return the joules of a count over those of the microbenchmark's."""
+    if unit in ELSEWHERE:
+        return 0.0
+    if unit == "l1":
+        return _conflict_energy_share(amount, counters, results)
+    if unit in ARITHMETIC and counters.active is not None:
+        active = counters.active
+        ratio = curve_ratio(results, "divergence", 32.0 / active, 1.0)
+        return min(active / 32.0 / ratio.energy, 1.0) if ratio else 1.0
+    if unit == "l2" and counters.has("dram_read", "dram_written") and amount > 0.0:
+        dram_amount = counters["dram_read"] + counters["dram_written"]
+        return max(1.0 - dram_amount / amount, 0.0)
+    return 1.0
+
+
+def _conflict_energy_share(
+    amount: float,
+    counters: KernelCounters,
+    results: Sequence[MicroRow],
+) -> float:
+    """Return what the passes of the L1 cost where conflicting ones cost less than full ones."""
+    conflicts = counters.conflicts
+    if conflicts is None:
+        return 1.0
+    ratio = curve_ratio(results, "conflicts", conflicts, 0.0)
+    if ratio is None:
+        return 1.0
+    cheaper = 1.0 - 1.0 / (ratio.energy * (1.0 + conflicts))
+    return 1.0 - cheaper * counters["shared_passes"] / amount
 
 
 def clock_ratio(counters: KernelCounters, result: MicroRow) -> float:
@@ -385,30 +469,39 @@ def turn_around_ratio(counters: KernelCounters, by_name: Mapping[str, MicroRow])
     """Return the time of a DRAM byte in the kernel's mix of reads and writes over that of a byte
     read.
     """
-    measured = [
+    operation_s = []
+    for r in (
         by_name.get("dram_read"),
         find_best_copy(by_name.values()),
         by_name.get("dram_write"),
-    ]
-    each_s = [r.operation_s for r in measured if r is not None and r.operation_s]
+    ):
+        if r is None or not r.operation_s:
+            return 1.0
+        operation_s.append(r.operation_s)
     total = counters["dram_read"] + counters["dram_written"]
-    if len(each_s) < len(measured) or total <= 0.0:
+    if total <= 0.0:
         return 1.0
-    return max(
-        float(np.interp(counters["dram_written"] / total, (0.0, 0.5, 1.0), each_s)) / each_s[0], 1.0
-    )
+    mixed_s = float(np.interp(counters["dram_written"] / total, (0.0, 0.5, 1.0), operation_s))
+    return max(mixed_s / operation_s[0], 1.0)
 
 
-def access_ratio(counters: KernelCounters, results: Sequence[MicroRow]) -> tuple[float, float]:
+class CurveRatio(NamedTuple):
+    """Time and energy at one place of a curve over those at another."""
+
+    time: float
+    energy: float
+
+
+def access_ratio(counters: KernelCounters, results: Sequence[MicroRow]) -> CurveRatio:
     """Return time and energy of a DRAM byte at the kernel's mean access size over those at 16 bytes
     a thread.
     """
     mean = counters.access_byte
     if mean is None:
-        return 1.0, 1.0
+        return CurveRatio(1.0, 1.0)
     at = min(max(mean, counters.stretch_byte or 0.0), 16.0)
-    time, energy = curve_ratio(results, "access", 16.0, at, by_byte=True) or (1.0, 1.0)
-    return max(time, 1.0), max(energy, 1.0)
+    ratio = curve_ratio(results, "access", 16.0, at, by_byte=True) or CurveRatio(1.0, 1.0)
+    return CurveRatio(max(ratio.time, 1.0), max(ratio.energy, 1.0))
 
 
 def curve_ratio(
@@ -417,19 +510,21 @@ def curve_ratio(
     at: float,
     best: float,
     by_byte: bool = False,
-) -> tuple[float, float] | None:
+) -> CurveRatio | None:
     """Return time and energy of an operation, or of a byte, at ``best`` over those at ``at`` on a
     curve.
     """
     points = [r for r in find_curve(results, name) if r.operation_s and r.operation_above_idle_j]
     if len(points) < 2:
         return None
-    x = [p.at for p in points]
-    amounts = [p.at if by_byte else 1.0 for p in points]
-    time = [(p.operation_s or 0.0) / n for p, n in zip(points, amounts, strict=True)]
-    energy = [(p.operation_above_idle_j or 0.0) / n for p, n in zip(points, amounts, strict=True)]
-    ratios = [float(np.interp(best, x, y) / np.interp(at, x, y)) for y in (time, energy)]
-    return ratios[0], ratios[1]
+    places = np.array([point.at for point in points])
+    amounts = places if by_byte else np.ones(len(points))
+    time_s = np.array([point.operation_s or 0.0 for point in points]) / amounts
+    energy_j = np.array([point.operation_above_idle_j or 0.0 for point in points]) / amounts
+    return CurveRatio(
+        float(np.interp(best, places, time_s) / np.interp(at, places, time_s)),
+        float(np.interp(best, places, energy_j) / np.interp(at, places, energy_j)),
+    )
 
 
 def find_idle_power_w(results: Sequence[MicroRow]) -> float:
@@ -516,18 +611,12 @@ def count_kernels(
     """Launch every kernel under ``ncu``; return how many were counted."""
     deadline_s = time.monotonic() + budget_s
     device = CudaDevice.open()
-    have = read_counted_ids(out)
-    counted = _count_multimedia(device, have) if not only or "multimedia" in only else 0
+    counted = 0
+    if not only or "multimedia" in only:
+        counted = _count_multimedia(device, read_counted_ids(out))
     compiled = CompiledKernels(device.architecture)
     buffers = DeviceBuffers.allocate(device, BUFFER_BYTE)
-    names = [name for name in only if name != "multimedia"]
-    chosen = list[Benchmark]()
-    if names or not only:
-        able = (
-            b for b in find_benchmarks(names) if b.supported(device.architecture) and not b.timed
-        )
-        counted_before = read_counted_ids(before) if before is not None else set()
-        chosen = order_benchmarks((b for b in able if b.name not in have), counted_before)
+    chosen = _choose_benchmarks(device, out, only, before)
     for place, benchmark in enumerate(chosen):
         if time.monotonic() > deadline_s:
             say(f"counters: budget spent after {place} of {len(chosen)} kernels")
@@ -543,6 +632,26 @@ def count_kernels(
         except CudaError as error:
             say(f"counters: {benchmark.name}: {error}")
     return counted
+
+
+def _choose_benchmarks(
+    device: CudaDevice,
+    out: Path,
+    only: list[str],
+    before: Path | None,
+) -> list[Benchmark]:
+    """Return the benchmarks to count, those without counters in ``before`` first."""
+    names = [name for name in only if name != "multimedia"]
+    if only and not names:
+        return []
+    counted_ids = read_counted_ids(out)
+    countable = []
+    for benchmark in find_benchmarks(names):
+        is_able = benchmark.supported(device.architecture) and not benchmark.timed
+        if is_able and benchmark.name not in counted_ids:
+            countable.append(benchmark)
+    counted_before = read_counted_ids(before) if before is not None else set()
+    return order_benchmarks(countable, counted_before)
 
 
 def _count_launch(device: CudaDevice, launch: Callable[[], None]) -> None:
