@@ -126,23 +126,22 @@ def engine(
         planned = engine_campaign.choose_models()
         lines = [f"{m.name:26} {'held out' if m.held_out else 'fitted':9} {m.why}" for m in planned]
         return VerbResult(lines, "\n".join(lines))
-    budget_s = parse(budget, "s", "--budget")
-    traffic_s = parse_seconds(traffic_seconds, "--traffic-seconds")
-    request = engine_campaign.request_campaign(
-        out,
-        budget_s,
-        models,
-        parts,
-        loads,
-        traffic_s,
-        done,
-        own,
-        quantization,
-        kv_dtype,
-        smoke,
-        together,
-        cache_gib,
+    options = engine_campaign.EngineOptions(
+        out=out,
+        seconds=parse(budget, "s", "--budget"),
+        models=models,
+        parts=parts,
+        loads=loads,
+        traffic_seconds=parse_seconds(traffic_seconds, "--traffic-seconds"),
+        done=done,
+        own=own,
+        quantization=quantization,
+        kv_dtype=kv_dtype,
+        smoke=smoke,
+        together=together,
+        cache_gib=cache_gib,
     )
+    request = options.to_request()
     with hold_folder(out):
         counts = dict(sorted(engine_campaign.run_engine_campaign(request).items()))
     rows = read_lines(out / "rows.jsonl", missing_ok=True)

@@ -46,7 +46,7 @@ from wattcast.lab.campaigns.nsight_counters import read_counter_table
 CYCLE_TICKS = 10  # of the energy counter, that a cycle of the governor takes
 LEAST_PHASES = 6
 PACK_WAIT_S = 300.0  # for others that write to the same database
-_CARD: tuple[str, ...] = (
+_CARD = (
     "card_name",
     "card_uuid",
     "card_serial",
@@ -55,8 +55,10 @@ _CARD: tuple[str, ...] = (
     "cuda",
     "torch",
     "cublas",
+    "cudnn",
+    "power_limit_w",
+    "wattcast",
 )
-_CARD += ("cudnn", "power_limit_w", "wattcast")
 
 
 def pack_database(folders: list[Path], out: Path) -> dict[str, int]:
@@ -88,19 +90,10 @@ def _pack_tables(folders: list[Path], out: Path) -> dict[str, int]:
             _add_to_table(out / name, plain_rows, ("id", "run"))
             counts[Path(name).stem] = len(latest)
     if models:
-        latest_profiles = {profile.id: profile for profile in records["model_kernels"]}
-        usable = [profile for profile in latest_profiles.values() if not profile.error]
-        plain_profiles = [_plain_lists(profile) for profile in usable]
-        _add_to_table(out / row_tables.MODEL_KERNELS_FILE, plain_profiles, ("id",))
-        counts["profiles"] = len(plain_profiles)
+        counts["profiles"] = _pack_profiles(records["model_kernels"], out)
     if not rows:
         return counts
-
-    # Rows of kernels take their names from those of the same operator.
-    names: dict[str, NameRow] = {}
-    for named in records["names"]:
-        if named.names or named.spec not in names:
-            names[named.spec] = named
+    names = _keep_named(records["names"])
     packed = [_pack_row(row, runs, names) for row in rows]
     earlier = _write_rows(packed, out / row_tables.ROWS_FILE)
     counters = _read_counters(folders)
@@ -114,6 +107,26 @@ def _pack_tables(folders: list[Path], out: Path) -> dict[str, int]:
         "kept": earlier,
         **counts,
     }
+
+
+def _pack_profiles(profiles: list[measured_rows.ModelKernels], out: Path) -> int:
+    """Add the latest profile of each model that did not fail; return how many."""
+    latest = {profile.id: profile for profile in profiles}
+    plain_profiles = [_plain_lists(profile) for profile in latest.values() if not profile.error]
+    _add_to_table(out / row_tables.MODEL_KERNELS_FILE, plain_profiles, ("id",))
+    return len(plain_profiles)
+
+
+def _keep_named(name_rows: list[NameRow]) -> dict[str, NameRow]:
+    """Return the latest row of names of each operator, one without names only where no other is
+    there.
+
+    Rows of kernels take their names from those of the same operator."""
+    names: dict[str, NameRow] = {}
+    for row in name_rows:
+        if row.names or row.spec not in names:
+            names[row.spec] = row
+    return names
 
 
 def _read_records(folders: list[Path]) -> dict[str, list[Any]]:
@@ -237,8 +250,9 @@ def _pack_row(
     flagged."""
     if row.kind == "duty" and row.period_s and find_phases(row.period_s) < LEAST_PHASES:
         row = replace(row, flags=(*row.flags, "period_beats_with_sensor"))
-    capped = row.kind == "sustained" and not row.error and "sw_power_cap" in row.throttle
-    if capped and row.power_w and row.sm_clock_hz is not None and (row.ticks or 0) >= CYCLE_TICKS:
+    is_capped = row.kind == "sustained" and not row.error and "sw_power_cap" in row.throttle
+    is_measured = bool(row.power_w) and row.sm_clock_hz is not None
+    if is_capped and is_measured and (row.ticks or 0) >= CYCLE_TICKS:
         row = replace(
             row,
             settled_power_w=row.power_w,
@@ -277,23 +291,25 @@ class ChainExtra:
 
 def find_chain_extras(chains: Sequence[Plain], rows: Sequence[Plain]) -> list[ChainExtra]:
     """List every chain that can be compared with its members; ``rows`` give the kernels' names."""
-    launches = {row["spec"]: len(row["kernel_names"]) for row in rows if row.get("kernel_names")}
+    named_rows = [row for row in rows if row.get("kernel_names")]
+    launches = {row["spec"]: len(row["kernel_names"]) for row in named_rows}
     extras = []
     for chain in chains:
         specs = list(chain.get("specs") or ())
-        alone = list(chain.get("alone_s") or ())
-        if (
-            chain.get("error")
-            or chain.get("flags")
-            or not chain.get("latency_s")
-            or len(alone) != len(specs)
-        ):
+        alone_s = list(chain.get("alone_s") or ())
+        is_good = not chain.get("error") and not chain.get("flags") and chain.get("latency_s")
+        if not is_good or len(alone_s) != len(specs):
             continue
-        all_named = all(spec in launches for spec in specs)
-        kernels = sum(launches[spec] for spec in specs) if all_named else None
+        kernels = None
+        if all(spec in launches for spec in specs):
+            kernels = sum(launches[spec] for spec in specs)
         extras.append(
             ChainExtra(
-                chain["name"], len(specs), kernels, float(chain["latency_s"]), float(sum(alone))
+                chain["name"],
+                len(specs),
+                kernels,
+                float(chain["latency_s"]),
+                float(sum(alone_s)),
             )
         )
     return extras
@@ -342,53 +358,66 @@ def summarise_database(database: Path) -> Plain:
     """
     folder = database if database.is_dir() else database.parent
     rows = row_tables.read_table(folder / row_tables.ROWS_FILE)
-    files = (row_tables.COUNTERS_FILE, row_tables.CHAINS_FILE)
-    counters, chains = (_read_earlier_rows(folder / file) for file in files)
+    counters = _read_earlier_rows(folder / row_tables.COUNTERS_FILE)
+    chains = _read_earlier_rows(folder / row_tables.CHAINS_FILE)
     good = [row for row in rows if not row["error"]]
-    by_kind: dict[str, dict[str, int]] = {}
-    for (kind, family), count in sorted(
-        Counter((row["kind"], row["family"]) for row in good).items()
-    ):
-        by_kind.setdefault(kind, {})[family] = count
-    data: dict[str, set[str]] = {}  # that operators were sustained on
-    for row in good:
-        if row["kind"] == "sustained":
-            data.setdefault(row["spec"], set()).add(row["data"])
-    duty = Counter(row["spec"] for row in good if row["kind"] == "duty")
-    beats = (
-        row["spec"]
-        for row in good
-        if row["kind"] == "duty" and "period_beats_with_sensor" in row["flags"]
-    )
-    clean = duty - Counter(beats)
-    return {
+    with_card = [row for row in rows if row["card_uuid"]]
+    cards = {f"{row['card_name']} {row['card_uuid']}" for row in with_card}
+    summary: Plain = {
         "database": folder.name,
-        "cards": sorted(
-            {f"{row['card_name']} {row['card_uuid']}" for row in rows if row["card_uuid"]}
-        ),
-        "rows": by_kind,
+        "cards": sorted(cards),
+        "rows": _count_kinds(good),
         "failed": len(rows) - len(good),
         "flagged": dict(Counter(flag for row in good for flag in row["flags"])),
         "kernels": {
-            "duty-cycled at three duties": sum(count >= 3 for count in duty.values()),
-            "of these with a period that does not beat with the sensor": sum(
-                n >= 3 for n in clean.values()
-            ),
-            "with data patterns": sum(
-                {"random", "zeros", "ones", "relu"} <= seen for seen in data.values()
-            ),
+            **_count_duties(good),
+            "with data patterns": _count_patterns(good),
             "with counters": len({row["spec"] for row in counters}),
             "with names": len({row["spec"] for row in good if row["kernel_names"]}),
         },
         "repeatability": {
-            "within a run": _summarise_repeats(good, lambda run, card: run),
+            "within a run": _summarise_repeats(good, lambda same_run, same_card: same_run),
             "between runs of one card": _summarise_repeats(
-                good, lambda run, card: not run and card
+                good, lambda same_run, same_card: same_card and not same_run
             ),
-            "between cards": _summarise_repeats(good, lambda run, card: not card),
+            "between cards": _summarise_repeats(good, lambda same_run, same_card: not same_card),
         },
-        **({"chains": summarise_chains(chains, good)} if chains else {}),
     }
+    if chains:
+        summary["chains"] = summarise_chains(chains, good)
+    return summary
+
+
+def _count_kinds(rows: list[Plain]) -> dict[str, dict[str, int]]:
+    """Count rows by kind and family."""
+    counts = Counter((row["kind"], row["family"]) for row in rows)
+    by_kind: dict[str, dict[str, int]] = {}
+    for (kind, family), count in sorted(counts.items()):
+        by_kind.setdefault(kind, {})[family] = count
+    return by_kind
+
+
+def _count_duties(rows: list[Plain]) -> dict[str, int]:
+    """Count operators that were measured at three duties, and at three that the sensor sees."""
+    duty_rows = [row for row in rows if row["kind"] == "duty"]
+    seen_rows = [row for row in duty_rows if "period_beats_with_sensor" not in row["flags"]]
+    duties = Counter(row["spec"] for row in duty_rows)
+    seen_duties = Counter(row["spec"] for row in seen_rows)
+    return {
+        "duty-cycled at three duties": sum(count >= 3 for count in duties.values()),
+        "of these with a period that does not beat with the sensor": sum(
+            count >= 3 for count in seen_duties.values()
+        ),
+    }
+
+
+def _count_patterns(rows: list[Plain]) -> int:
+    """Count operators that were sustained on four patterns of data."""
+    data: dict[str, set[str]] = {}
+    for row in rows:
+        if row["kind"] == "sustained":
+            data.setdefault(row["spec"], set()).add(row["data"])
+    return sum({"random", "zeros", "ones", "relu"} <= patterns for patterns in data.values())
 
 
 def make_summary_page(summary: Plain) -> str:

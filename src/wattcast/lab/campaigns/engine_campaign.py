@@ -572,34 +572,48 @@ def _end_child(child: Any) -> None:
         child.wait(10.0)
 
 
-def request_campaign(
-    out: Path, seconds: float = 540.0, models: str = "", parts: str = "steps,traffic", loads: str = "0.8,0.5,1.1",
-    traffic_seconds: float = 12.0, done: Path | None = None, own: Path | None = None, quantization: str = "",
-    kv_dtype: str = "auto", smoke: bool = False, together: int = 1, cache_gib: float = 16.0,
-) -> EngineRequest:  # fmt: skip
-    """Check the options of the command line and return them as one request."""
-    names = tuple(name for name in models.split(",") if name)
-    if own is not None:
-        chosen = [read_own_model(own, quantization, kv_dtype)]
-    else:
-        chosen = choose_models((SMOKE_MODEL,) if smoke else names)
-    try:
-        shares = tuple(float(load) for load in loads.split(",") if load)
-    except ValueError:
-        raise bad_value("--loads", "numbers with commas between", loads) from None
-    part_names = tuple(part for part in parts.split(",") if part)
-    return EngineRequest(
-        out,
-        seconds,
-        tuple(chosen),
-        part_names,
-        done,
-        traffic_seconds,
-        shares,
-        smoke,
-        together,
-        cache_gib,
-    )
+@dataclass(frozen=True)
+class EngineOptions:
+    """The options of the command line, as they are written there."""
+
+    out: Path
+    seconds: float = 540.0
+    models: str = ""
+    parts: str = "steps,traffic"
+    loads: str = "0.8,0.5,1.1"
+    traffic_seconds: float = 12.0
+    done: Path | None = None
+    own: Path | None = None
+    quantization: str = ""
+    kv_dtype: str = "auto"
+    smoke: bool = False
+    together: int = 1
+    cache_gib: float = 16.0
+
+    def to_request(self) -> EngineRequest:
+        """Check the options and return them as one request."""
+        if self.own is not None:
+            chosen = [read_own_model(self.own, self.quantization, self.kv_dtype)]
+        elif self.smoke:
+            chosen = choose_models((SMOKE_MODEL,))
+        else:
+            chosen = choose_models(tuple(name for name in self.models.split(",") if name))
+        try:
+            shares = tuple(float(load) for load in self.loads.split(",") if load)
+        except ValueError:
+            raise bad_value("--loads", "numbers with commas between", self.loads) from None
+        return EngineRequest(
+            self.out,
+            self.seconds,
+            tuple(chosen),
+            tuple(part for part in self.parts.split(",") if part),
+            self.done,
+            self.traffic_seconds,
+            shares,
+            self.smoke,
+            self.together,
+            self.cache_gib,
+        )
 
 
 def describe_row(row: dict[str, Any]) -> str:

@@ -186,6 +186,15 @@ def measure_traffic(
     return served_run
 
 
+def _name_outcome(row: Mapping[str, Any], point: engine_campaign.Point) -> str:
+    """Return the count that a row belongs to."""
+    if "error" in row:
+        return "failed"
+    if "skipped" in row:
+        return "no room"
+    return "measured" if isinstance(point, StepPoint) else "served"
+
+
 class ServedRun(NamedTuple):
     """A serving run: its summary, its requests, and its steps and power over time as columns."""
 
@@ -216,31 +225,51 @@ def measure_source(
     preemptions = recorder.preemptions
     bench.drain([f"q{origin_s:.6f}-{number}" for number in range(len(served))])
     row = summarise_requests(served, ended_s - origin_s)
-    whole = summarise_window(run, samples, origin_s, ended_s)
-    seen = whole.plain()
-    loaded = summarise_window(run, samples, origin_s, min(origin_s + duration_s, ended_s))
-    dropped = (
-        "name",
-        "steady",
-        "duration_s",
-        "throttle",
-        "flags",
-        "doubts",
-        "believed",
-        "readings_j",
-    )
-    row |= {name: value for name, value in seen.items() if name not in dropped}
-    flags = dict.fromkeys([*loaded.flags, *whole.doubts])
-    row |= {"throttle": list(samples.throttle), "flags": list(flags)}
-    row |= {"arrivals_power_w": loaded.power_w, "arrivals_energy_j": loaded.energy_j}
+    arrivals_end_s = min(origin_s + duration_s, ended_s)
+    row |= _summarise_power(run, samples, (origin_s, arrivals_end_s, ended_s))
     row |= {"preemptions": preemptions, "steps": len(table["begin_s"])}
     energy_j = row.get("energy_j")
     output_tokens = row["output_tokens"]
     row["energy_j_per_token"] = energy_j / output_tokens if energy_j and output_tokens else None
-    requests = [request.plain(run, number) for number, request in enumerate(served)]
-    steps = {name: _round_column(values, name) for name, values in table.items()}
-    power = power_over_time(samples, origin_s)
-    return ServedRun(row, requests, {"run": run} | steps, {"run": run} | power)
+    return ServedRun(
+        row,
+        [request.plain(run, number) for number, request in enumerate(served)],
+        {"run": run} | {name: _round_column(values, name) for name, values in table.items()},
+        {"run": run} | power_over_time(samples, origin_s),
+    )
+
+
+# Fields of a window that a serving run has of its own, or that say nothing of it
+_DROPPED_FIELDS = (
+    "name",
+    "steady",
+    "duration_s",
+    "throttle",
+    "flags",
+    "doubts",
+    "believed",
+    "readings_j",
+)
+
+
+def _summarise_power(
+    run: str,
+    samples: EnergySamples,
+    times_s: tuple[float, float, float],
+) -> dict[str, Any]:
+    """Return power, energy and flags of a run: from its origin to its end, and while requests
+    arrive.
+    """
+    origin_s, arrivals_end_s, ended_s = times_s
+    whole = summarise_window(run, samples, origin_s, ended_s)
+    loaded = summarise_window(run, samples, origin_s, arrivals_end_s)
+    fields = {name: value for name, value in whole.plain().items() if name not in _DROPPED_FIELDS}
+    return fields | {
+        "throttle": list(samples.throttle),
+        "flags": list(dict.fromkeys([*loaded.flags, *whole.doubts])),
+        "arrivals_power_w": loaded.power_w,
+        "arrivals_energy_j": loaded.energy_j,
+    }
 
 
 def summarise_requests(served: list[ServedRequest], length_s: float) -> dict[str, Any]:
@@ -442,48 +471,46 @@ class EngineSession:
         ends the model.
         """
         began_s = self.clock()
-        serves = not isinstance(point, StepPoint)
-        lost = None
         planned = {
             key: value
             for key, value in asdict(point).items()
             if value or key not in engine_campaign.SAMPLING_FIELDS
         }
+        if isinstance(point, TrafficPoint):
+            planned["held_out_load"] = point.load in engine_campaign.HELD_OUT_LOADS
+        device_error = None
         try:
             gc.collect()
-            if isinstance(point, TrafficPoint):
-                planned["held_out_load"] = point.load in engine_campaign.HELD_OUT_LOADS
-                row = self._serve_traffic(name, point)
-            elif isinstance(point, LoadPoint):
-                row = self._serve_load(name, point)
-            elif point.fits(self.cache_tokens, self.max_seqs, self.model.max_model_len):
-                row = engine_steps.measure_point(self.bench, point)
-            else:
-                row = {"skipped": f"no room in a cache of {self.cache_tokens} tokens"}
+            row = self._measure_point(name, point)
         except CannotWrite:  # no later row could be kept either
             raise
         except Exception as error:
             row = {"error": f"{type(error).__name__}: {error}"[:400]}
-            lost = (
-                error if not isinstance(error, WattcastError) and "CUDA" in row["error"] else None
-            )
-        done = (
-            "failed"
-            if "error" in row
-            else "no room"
-            if "skipped" in row
-            else "served"
-            if serves
-            else "measured"
-        )
-        self.counts[done] += 1
+            if not isinstance(error, WattcastError) and "CUDA" in row["error"]:
+                device_error = error
+        outcome = _name_outcome(row, point)
+        self.counts[outcome] += 1
         saved = self.append(name, point.kind, **planned, **row)
         spent = f"({self.clock() - began_s:.1f} s, {self.left_s:.0f} s left)"
         say(f"  {engine_campaign.describe_row(saved)} {spent}")
-        if lost is not None:
-            raise lost
-        if done == "failed" and not self.bench.sampler.healthy:
+        if device_error is not None:
+            raise device_error
+        if outcome == "failed" and not self.bench.sampler.healthy:
             self.bench.sampler.restart()
+
+    def _measure_point(
+        self,
+        name: str,
+        point: engine_campaign.Point,
+    ) -> dict[str, Any]:
+        """Serve a load, or measure a step where the engine's cache has room for it."""
+        if isinstance(point, TrafficPoint):
+            return self._serve_traffic(name, point)
+        if isinstance(point, LoadPoint):
+            return self._serve_load(name, point)
+        if not point.fits(self.cache_tokens, self.max_seqs, self.model.max_model_len):
+            return {"skipped": f"no room in a cache of {self.cache_tokens} tokens"}
+        return engine_steps.measure_point(self.bench, point)
 
     def _serve_traffic(
         self,

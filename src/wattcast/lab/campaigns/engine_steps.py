@@ -40,27 +40,23 @@ from wattcast.measure.steady_state import (
 
 Array = npt.NDArray[np.float64]
 COLUMNS = (
-    *(
-        "begin_s",
-        "end_s",
-        "tokens",
-        "prompt_tokens",
-        "decodes",
-        "prompts",
-        "decode_context",
-        "prompt_context",
-    ),
-    *(
-        "running",
-        "waiting",
-        "cache_use",
-        "schedule_s",
-        "launch_s",
-        "wait_s",
-        "host_s",
-        "device_s",
-        "device_gap_s",
-    ),
+    "begin_s",
+    "end_s",
+    "tokens",
+    "prompt_tokens",
+    "decodes",
+    "prompts",
+    "decode_context",
+    "prompt_context",
+    "running",
+    "waiting",
+    "cache_use",
+    "schedule_s",
+    "launch_s",
+    "wait_s",
+    "host_s",
+    "device_s",
+    "device_gap_s",
 )
 
 
@@ -252,39 +248,48 @@ class StepRecorder:
         on the GPU's own clock, ``device_gap_s`` from the end of the step before to the first
         launch; both are NaN where there was no mark."""
         rows = []
-        before = None
+        previous_mark = None
         for record in self.records:
-            prompt_tokens = decodes = prompts = decode_context = prompt_context = 0
-            for name, _, length in record.new:
-                self._prompt_tokens.setdefault(name, length)
-            computed_before = dict(zip(*record.cached, strict=True))
-            computed_before.update({name: computed for name, computed, _ in record.new})
-            for name, count in record.scheduled.items():
-                computed = computed_before.get(name, 0)
-                if count > 1 or computed + 1 < self._prompt_tokens.get(name, 0):
-                    prompts = prompts + 1
-                    prompt_tokens = prompt_tokens + count
-                    prompt_context += computed
-                else:
-                    decodes = decodes + 1
-                    decode_context = decode_context + computed + 1
             length_s = record.end_s - record.begin_s
-            device_s = _between_s(record.begin_mark, record.end_mark)
-            gap_s = _between_s(before, record.begin_mark)
-            counts = record.tokens, prompt_tokens, decodes, prompts, decode_context, prompt_context
-            times = (
-                record.schedule_s,
-                record.launch_s,
-                record.wait_s,
-                length_s - record.wait_s,
-                device_s,
-                gap_s,
-            )
-            ends = record.begin_s - origin_s, record.end_s - origin_s
-            rows.append((*ends, *counts, record.running, record.waiting, record.cache_use, *times))
-            before = record.end_mark
+            row = {
+                "begin_s": record.begin_s - origin_s,
+                "end_s": record.end_s - origin_s,
+                "tokens": record.tokens,
+                **self._count_scheduled(record),
+                "running": record.running,
+                "waiting": record.waiting,
+                "cache_use": record.cache_use,
+                "schedule_s": record.schedule_s,
+                "launch_s": record.launch_s,
+                "wait_s": record.wait_s,
+                "host_s": length_s - record.wait_s,
+                "device_s": _between_s(record.begin_mark, record.end_mark),
+                "device_gap_s": _between_s(previous_mark, record.begin_mark),
+            }
+            rows.append([row[column] for column in COLUMNS])
+            previous_mark = record.end_mark
         values = np.array(rows, dtype=np.float64).reshape(len(rows), len(COLUMNS))
         return {name: values[:, place] for place, name in enumerate(COLUMNS)}
+
+    def _count_scheduled(self, record: StepRecord) -> dict[str, int]:
+        """Count decoding requests, prompt chunks and their tokens in one step."""
+        for name, _, prompt_tokens in record.new:
+            self._prompt_tokens.setdefault(name, prompt_tokens)
+        computed_before = dict(zip(*record.cached, strict=True))
+        computed_before.update({name: computed for name, computed, _ in record.new})
+        counts = dict.fromkeys(
+            ("prompt_tokens", "decodes", "prompts", "decode_context", "prompt_context"), 0
+        )
+        for name, scheduled in record.scheduled.items():
+            computed = computed_before.get(name, 0)
+            if scheduled > 1 or computed + 1 < self._prompt_tokens.get(name, 0):
+                counts["prompts"] += 1
+                counts["prompt_tokens"] += scheduled
+                counts["prompt_context"] += computed
+            else:
+                counts["decodes"] += 1
+                counts["decode_context"] += computed + 1
+        return counts
 
 
 def _between_s(first: Any, second: Any) -> float:

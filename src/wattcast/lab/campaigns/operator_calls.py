@@ -21,7 +21,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from wattcast.core import (
     BadInput,
@@ -29,6 +29,7 @@ from wattcast.core import (
     unknown_name,
 )
 from wattcast.core.measured_calls import find_measured_call
+from wattcast.core.measured_rows import Plain
 from wattcast.lab.campaigns.kernel_plan import (
     BINARY,
     GRADIENTS,
@@ -36,6 +37,7 @@ from wattcast.lab.campaigns.kernel_plan import (
 )
 
 PATTERNS = ("random", "zeros", "ones", "relu", "tiny", "uniform")
+Dimensions = tuple[int, int, int, int]  # batch, channels, height, width
 _ALIGN_BYTE = 512
 _CHUNK = 2**28
 
@@ -138,6 +140,17 @@ class OperatorCall:
         return self.fixed_byte + self.set_byte * min(self.sets, copies)
 
 
+class ConvolutionPlaces(NamedTuple):
+    """Stride, padding and dilation of a convolution's rows and columns, and the sides of its
+    output.
+    """
+
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
+    output: list[int]
+
+
 @dataclass(frozen=True)
 class CallBuilder:
     """What building a call needs: PyTorch, the pools and the size of the L2."""
@@ -176,20 +189,18 @@ class CallBuilder:
             return self.operands.take(dtype, n, h, w, c).permute(0, 3, 1, 2)
         return self.operands.take(dtype, n, c, h, w)
 
-    def places(self, o: dict[str, Any]) -> tuple[list[int], list[int], list[int], list[int]]:
-        """Return stride, padding and dilation of a convolution's rows and columns, and the sides of
-        its output.
-        """
+    def places(self, o: dict[str, Any]) -> ConvolutionPlaces:
+        """Return where the filters of a convolution are laid, and the sides of its output."""
         stride = [o["stride"], o.get("stride_w") or o["stride"]]
-        wide = o.get("padding_w")
-        padding = [o["padding"], o["padding"] if wide is None else wide]
+        wide_padding = o.get("padding_w")
+        padding = [o["padding"], o["padding"] if wide_padding is None else wide_padding]
         dilation = 2 * [o.get("dilation", 1)]
         sides = zip((o["h"], o["w"]), (o["r"], o["s"]), stride, padding, dilation, strict=True)
-        out = [
+        output = [
             (side + 2 * pad - reach * (taps - 1) - 1) // step + 1
             for side, taps, step, pad, reach in sides
         ]
-        return stride, padding, dilation, out
+        return ConvolutionPlaces(stride, padding, dilation, output)
 
     def heads(
         self,
@@ -417,33 +428,47 @@ class ElementwiseOperands:
         """Run batch norm by running statistics, by the batch's own, or its gradient, as PyTorch
         chooses.
         """
-        torch = self.torch
         d = self.detail
         aten = self.aten
         shape = d["pictures"], d["channels"], d["high"], d["wide"], self.layout == "nhwc"
         x = self.image(*shape)
-        weight, bias = (self.take(d["channels"]) for _ in range(2))
-        mean = torch.zeros_like(weight)
-        variance = torch.ones_like(weight)
-        training = self.function != "batchnorm"
-        inputs = x, weight, bias, mean, variance, training, 0.1, 1e-5, torch.backends.cudnn.enabled
+        weight = self.take(d["channels"])
+        bias = self.take(d["channels"])
+        running_mean = self.torch.zeros_like(weight)
+        running_variance = self.torch.ones_like(weight)
+        epsilon = 1e-5
+
+        def forward() -> Any:
+            return aten._batch_norm_impl_index(
+                x,
+                weight,
+                bias,
+                running_mean,
+                running_variance,
+                self.function != "batchnorm",
+                0.1,
+                epsilon,
+                self.torch.backends.cudnn.enabled,
+            )
+
         if self.function != "batchnorm_grad":
-            return lambda: aten._batch_norm_impl_index(*inputs)[0]
-        _, kept_mean, kept_scale, reserve, impl = aten._batch_norm_impl_index(*inputs)
-        gradient_inputs = (
+            return lambda: forward()[0]
+        _, batch_mean, batch_scale, reserve, implementation = forward()
+        grad = self.image(*shape)
+        return lambda: aten._batch_norm_impl_index_backward(
+            implementation,
+            x,
+            grad,
             weight,
-            mean,
-            variance,
-            kept_mean,
-            kept_scale,
+            running_mean,
+            running_variance,
+            batch_mean,
+            batch_scale,
             True,
-            1e-5,
+            epsilon,
             [True, True, True],
             reserve,
-        )
-        grad = self.image(*shape)
-        back = aten._batch_norm_impl_index_backward
-        return lambda: back(impl, x, grad, *gradient_inputs)[0]
+        )[0]
 
     def pool(self) -> Run:
         """Take the largest of each window with its place, or compute the gradient."""
@@ -544,44 +569,55 @@ def build_call(
 def _call_linear(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
     torch = builder.torch
     o = spec.operator
-    dtype = spec.operator["dtype"]
+    dtype = o["dtype"]
     m = o["m"]
     n = o["n"]
     k = o["k"]
-    bias = o["bias"]
+    take = partial(builder.operands.take, dtype)
     width = torch_dtype(torch, dtype).itemsize
     if o.get("turned"):  # the gradient of a weight: both operands have k outermost
-        columns = builder.operands.take(dtype, k, m)
-        right = builder.operands.take(dtype, k, n)
-        return OperatorCall(
-            lambda i: torch.mm(columns.t(), right), 1, (m * k + n * k + m * n) * width, 0
-        )
+        columns = take(k, m)
+        right = take(k, n)
+        byte = (m * k + n * k + m * n) * width
+        return OperatorCall(lambda i: torch.mm(columns.t(), right), 1, byte, 0)
     sets = builder.sets(n * k * width, spec.rotated != "none")
-    x = builder.operands.take(dtype, m, k)
-    b = builder.operands.take("bf16" if dtype == "fp8" else dtype, n) if bias else None
-    ws = [
-        builder.operands.take(dtype, *((k, n) if spec.layout == "nn" else (n, k)))
-        for _ in range(sets)
-    ]
-    byte = m * k * width + m * n * (2 if dtype == "fp8" else width), n * k * width
-    if dtype == "fp8":
-        one = torch.ones((), dtype=torch.float32, device=x.device)
+    out_width = 2 if dtype == "fp8" else width
+    x = take(m, k)
+    bias = None
+    if o["bias"]:
+        bias = builder.operands.take("bf16" if dtype == "fp8" else dtype, n)
+    weight_shape = (k, n) if spec.layout == "nn" else (n, k)
+    weights = [take(*weight_shape) for _ in range(sets)]
 
-        def run(i: int) -> Any:
-            w = ws[i % sets].t()
-            return torch._scaled_mm(
-                x,
-                w,
-                scale_a=one,
-                scale_b=one,
-                bias=b,
-                out_dtype=torch.bfloat16,
-            )
+    def multiply(i: int) -> Any:
+        if spec.layout == "nn":
+            return torch.addmm(bias, x, weights[i % sets])
+        return torch.nn.functional.linear(x, weights[i % sets], bias)
 
-        return OperatorCall(run, sets, *byte)
-    if spec.layout == "nn":
-        return OperatorCall(lambda i: torch.addmm(b, x, ws[i % sets]), sets, *byte)
-    return OperatorCall(lambda i: torch.nn.functional.linear(x, ws[i % sets], b), sets, *byte)
+    run = _multiply_fp8(torch, x, weights, bias) if dtype == "fp8" else multiply
+    return OperatorCall(run, sets, m * k * width + m * n * out_width, n * k * width)
+
+
+def _multiply_fp8(
+    torch: Any,
+    x: Any,
+    weights: list[Any],
+    bias: Any,
+) -> Callable[[int], Any]:
+    """Return the product of fp8 operands with scales of one and a bf16 result."""
+    one = torch.ones((), dtype=torch.float32, device=x.device)
+
+    def multiply(i: int) -> Any:
+        return torch._scaled_mm(
+            x,
+            weights[i % len(weights)].t(),
+            scale_a=one,
+            scale_b=one,
+            bias=bias,
+            out_dtype=torch.bfloat16,
+        )
+
+    return multiply
 
 
 def _call_bmm(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
@@ -602,32 +638,72 @@ def _call_conv2d(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
     """Convolve, or compute the gradient of the image (``dgrad``) or of the weight (``wgrad``)."""
     torch = builder.torch
     o = spec.operator
-    dtype = spec.operator["dtype"]
-    n, c, k, h, w, r, s, groups = (
-        o[name] for name in ("n", "c", "k", "h", "w", "r", "s", "groups")
-    )
-    stride, padding, dilation, (p, q) = builder.places(o)
     direction = o.get("direction", "forward")
-    last = o["channels_last"]
-    weight = k * (c // groups) * r * s
-    width = torch_dtype(torch, dtype).itemsize
-    byte = (n * c * h * w + n * k * p * q) * width, weight * width
-    sets = builder.sets(weight * width, direction != "wgrad" and spec.rotated != "none")
-    image = builder.image(dtype, n, c, h, w, last)
-    grad = builder.image(dtype, n, k, p, q, last) if direction != "forward" else None
-    filters = [builder.image(dtype, k, c // groups, r, s, last) for _ in range(sets)]
-    places = stride, padding, dilation
-    if grad is None:
-        convolve = torch.nn.functional.conv2d
-        return OperatorCall(
-            lambda i: convolve(image, filters[i % sets], None, *places, groups), sets, *byte
+    places = builder.places(o)
+    shape = _ConvolutionShapes.read(o, places)
+    width = torch_dtype(torch, o["dtype"]).itemsize
+    filter_byte = math.prod(shape.filter) * width
+    image_byte = (math.prod(shape.image) + math.prod(shape.result)) * width
+    sets = builder.sets(filter_byte, direction != "wgrad" and spec.rotated != "none")
+
+    def take(dimensions: Dimensions) -> Any:
+        return builder.image(o["dtype"], *dimensions, o["channels_last"])
+
+    image = take(shape.image)
+    grad = take(shape.result) if direction != "forward" else None
+    filters = [take(shape.filter) for _ in range(sets)]
+
+    def convolve(i: int) -> Any:
+        return torch.nn.functional.conv2d(
+            image,
+            filters[i % sets],
+            None,
+            places.stride,
+            places.padding,
+            places.dilation,
+            o["groups"],
         )
-    back = torch.ops.aten.convolution_backward
-    of_image = direction == "dgrad"
-    settings = *places, False, [0, 0], groups, [of_image, not of_image, False]
-    return OperatorCall(
-        lambda i: back(grad, image, filters[i % sets], None, *settings)[not of_image], sets, *byte
-    )
+
+    is_dgrad = direction == "dgrad"
+
+    def turn_back(i: int) -> Any:
+        of_image, of_filter, _ = torch.ops.aten.convolution_backward(
+            grad,
+            image,
+            filters[i % sets],
+            None,
+            places.stride,
+            places.padding,
+            places.dilation,
+            False,
+            [0, 0],
+            o["groups"],
+            [is_dgrad, not is_dgrad, False],
+        )
+        return of_image if is_dgrad else of_filter
+
+    run = convolve if grad is None else turn_back
+    return OperatorCall(run, sets, image_byte, filter_byte)
+
+
+@dataclass(frozen=True)
+class _ConvolutionShapes:
+    """Batch, channels, height and width of what a convolution reads and writes."""
+
+    image: Dimensions
+    filter: Dimensions
+    result: Dimensions
+
+    @classmethod
+    def read(cls, operator: Plain, places: ConvolutionPlaces) -> _ConvolutionShapes:
+        """Take the shapes from an operator and the sides of its output."""
+        o = operator
+        height, width = places.output
+        return cls(
+            image=(o["n"], o["c"], o["h"], o["w"]),
+            filter=(o["k"], o["c"] // o["groups"], o["r"], o["s"]),
+            result=(o["n"], o["k"], height, width),
+        )
 
 
 def _over_rows(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
@@ -636,87 +712,105 @@ def _over_rows(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
     """
     o = spec.operator
     torch = builder.torch
-    take = builder.operands.take
+    take = partial(builder.operands.take, o["dtype"])
     rows = o["rows"]
     dim = o["dim"]
-    kind = o["op"]
+    is_backward = bool(o.get("backward"))
     dtype = torch_dtype(torch, o["dtype"])
     out = torch_dtype(torch, o.get("out_dtype", o["dtype"]))
-    byte = rows * dim * (3 * dtype.itemsize if o.get("backward") else dtype.itemsize + out.itemsize)
+    element_byte = 3 * dtype.itemsize if is_backward else dtype.itemsize + out.itemsize
+    byte = rows * dim * element_byte
     sets = builder.sets(byte, spec.rotated == "all")
-    aten = torch.ops.aten
     functional = torch.nn.functional
-    weight, bias = (None, None) if o.get("backward") else (take(o["dtype"], dim) for _ in range(2))
+    weight = None if is_backward else take(dim)
+    bias = None if is_backward else take(dim)
 
     def apply() -> Callable[[], Any]:
-        x = take(o["dtype"], rows, dim)
-        if kind == "softmax":
+        x = take(rows, dim)
+        if o["op"] == "softmax":
             if o.get("masked"):
                 x[:, dim - round(o["masked"] * dim) :] = float("-inf")
             return lambda: functional.softmax(x, dim=-1, dtype=None if out is dtype else out)
-        if kind == "rmsnorm":
+        if o["op"] == "rmsnorm":
             return lambda: functional.rms_norm(x, (dim,), weight, 1e-6)
         return lambda: functional.layer_norm(x, (dim,), weight, bias, 1e-5)
 
-    def turn_back() -> Callable[[], Any]:
-        grad, x = (take(o["dtype"], rows, dim) for _ in range(2))
-        if kind == "softmax":
-            return lambda: aten._softmax_backward_data(grad, x, -1, out)
-        weight = take(o["dtype"], dim)
-        if kind == "rmsnorm":
-            _, rstd = aten._fused_rms_norm(x, [dim], weight, 1e-6)
-            return lambda: aten._fused_rms_norm_backward(grad, x, [dim], rstd, weight, [True, True])
-        bias = take(o["dtype"], dim)
-        every = [True, True, True]
-        _, mean, rstd = aten.native_layer_norm(x, [dim], weight, bias, 1e-5)
-        return lambda: aten.native_layer_norm_backward(
-            grad, x, [dim], mean, rstd, weight, bias, every
-        )
-
-    runs = [(turn_back if o.get("backward") else apply)() for _ in range(sets)]
+    make_run = partial(_turn_rows_back, torch, o, take, out) if is_backward else apply
+    runs = [make_run() for _ in range(sets)]
     return OperatorCall(lambda i: runs[i % sets](), sets, 0, byte)
+
+
+def _turn_rows_back(
+    torch: Any,
+    operator: Plain,
+    take: Callable[..., Any],
+    out: Any,
+) -> Callable[[], Any]:
+    """Return the gradient of softmax, or of a norm with its weights'."""
+    aten = torch.ops.aten
+    dim = operator["dim"]
+    grad = take(operator["rows"], dim)
+    x = take(operator["rows"], dim)
+    if operator["op"] == "softmax":
+        return lambda: aten._softmax_backward_data(grad, x, -1, out)
+    weight = take(dim)
+    if operator["op"] == "rmsnorm":
+        _, rstd = aten._fused_rms_norm(x, [dim], weight, 1e-6)
+        return lambda: aten._fused_rms_norm_backward(grad, x, [dim], rstd, weight, [True, True])
+    bias = take(dim)
+    all_three = [True, True, True]
+    _, mean, rstd = aten.native_layer_norm(x, [dim], weight, bias, 1e-5)
+    return lambda: aten.native_layer_norm_backward(
+        grad, x, [dim], mean, rstd, weight, bias, all_three
+    )
 
 
 def _call_attention(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
     """Attend, or compute the gradients of queries, keys and values."""
     o = spec.operator
     torch = builder.torch
-    names = ("batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim")
-    batch, heads, kv_heads, q_len, kv_len, dim = (o[name] for name in names)
+    query_shape = (o["batch"], o["heads"], o["q_len"], o["head_dim"])
+    cache_shape = (o["batch"], o["kv_heads"], o["kv_len"], o["head_dim"])
     width = torch_dtype(torch, o["dtype"]).itemsize
-    query_byte, cache_byte = (
-        2 * batch * dim * n * width for n in (heads * q_len, kv_heads * kv_len)
-    )
+    query_byte = 2 * math.prod(query_shape) * width  # queries and results
+    cache_byte = 2 * math.prod(cache_shape) * width  # keys and values
     chance = DROPPED if o.get("dropout") else 0.0
     backend = spec.detail.get("backend", "default")
-    q = builder.heads(spec, batch, heads, q_len, dim)
+    take_query = partial(builder.heads, spec, *query_shape)
+    take_cache = partial(builder.heads, spec, *cache_shape)
+    q = take_query()
     if o.get("backward"):
-        grad = builder.heads(spec, batch, heads, q_len, dim)
-        k, v = (builder.heads(spec, batch, kv_heads, kv_len, dim) for _ in "kv")
-        run = _make_attention_gradient(torch, grad, (q, k, v), chance, bool(o["causal"]), backend)
+        grad = take_query()
+        qkv = (q, take_cache(), take_cache())
+        run = _make_attention_gradient(torch, grad, qkv, chance, bool(o["causal"]), backend)
         return OperatorCall(lambda i: run(), 1, 2 * (query_byte + cache_byte), 0)
     sets = builder.sets(cache_byte, spec.rotated == "all")
-    kvs = [[builder.heads(spec, batch, kv_heads, kv_len, dim) for _ in "kv"] for _ in range(sets)]
-    options: dict[str, Any] = {
-        "is_causal": o["causal"],
-        "enable_gqa": heads != kv_heads,
-        "dropout_p": chance,
-    }
-    sdpa = torch.nn.functional.scaled_dot_product_attention
-    choose_backend: Callable[[], Any] = contextlib.nullcontext
-    if backend != "default":
-        from torch.nn.attention import SDPBackend, sdpa_kernel
-
-        kernel_backend = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}[
-            backend
-        ]
-        choose_backend = partial(sdpa_kernel, kernel_backend)
+    caches = [(take_cache(), take_cache()) for _ in range(sets)]
+    choose_backend = _choose_attention_backend(backend)
 
     def attend(i: int) -> Any:
+        k, v = caches[i % sets]
         with choose_backend():
-            return sdpa(q, *kvs[i % sets], **options)
+            return torch.nn.functional.scaled_dot_product_attention(
+                q,
+                k,
+                v,
+                is_causal=o["causal"],
+                enable_gqa=o["heads"] != o["kv_heads"],
+                dropout_p=chance,
+            )
 
     return OperatorCall(attend, sets, query_byte, cache_byte)
+
+
+def _choose_attention_backend(backend: str) -> Callable[[], Any]:
+    """Return the context in which PyTorch takes one backend; the default leaves it the choice."""
+    if backend == "default":
+        return contextlib.nullcontext
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    kernel_backends = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
+    return partial(sdpa_kernel, kernel_backends[backend])
 
 
 def _make_attention_gradient(

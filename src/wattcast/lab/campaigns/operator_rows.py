@@ -176,6 +176,7 @@ CHUNK_S = 0.020
 PERIOD_S = 0.01236  # of a duty cycle
 DUTY_SETTLE_S = 0.30
 DUTY_TICKS = 8
+LATE_SHARE = 0.01  # of a period, by which it may be longer before a row is flagged
 
 
 def make_row_id(
@@ -336,39 +337,60 @@ def measure_duty_row(
         await_top_clock(bench, 1.2)
         mark = bench.sampler.head
         started_s = time.monotonic()
-        busy: list[tuple[float, float]] = []
-        needed_s = DUTY_SETTLE_S + 0.1 * (DUTY_TICKS + 1.5)
-        while time.monotonic() - started_s < needed_s:
-            pause_since(started_s, len(busy) * period_s)
-            begin = gpu.mark()
-            gpu.replay(graph, replays)
-            end = gpu.mark()
-            end.synchronize()
-            busy.append((time.monotonic(), begin.elapsed_time(end) / 1e3))
+        bursts = _replay_bursts(gpu, graph, replays, period_s, started_s)
     ended_s = time.monotonic()
     _note_rest(bench, ended_s, 0.05)
     settled = steady_state.take_window(
         bench.sampler.since(mark), started_s + DUTY_SETTLE_S, ended_s, bench.rule
     )
-    inside = [(at, length) for at, length in busy if settled.start_s <= at <= settled.end_s]
-    inside_s = np.array([length for _, length in inside])
-    seen_period_s = (inside[-1][0] - inside[0][0]) / (len(inside) - 1)
-    on_s = float(inside_s.mean())
-    share = on_s / seen_period_s
-    late = abs(seen_period_s - period_s) > 0.01 * period_s
-    load = steady_state.HeldLoad(settled, inside_s, len(busy), None)
+    inside = [burst for burst in bursts if settled.start_s <= burst.end_s <= settled.end_s]
+    inside_s = np.array([burst.busy_s for burst in inside])
+    seen_period_s = (inside[-1].end_s - inside[0].end_s) / (len(inside) - 1)
+    busy_s = float(inside_s.mean())
+    share = busy_s / seen_period_s
+    load = steady_state.HeldLoad(settled, inside_s, len(bursts), None)
     fields = _describe_graph(graph) | load.describe(replays * graph.copies)
-    fields["flags"] = settled.flags + (("late_periods",) if late else ())
+    fields["flags"] = settled.flags
+    if abs(seen_period_s - period_s) > LATE_SHARE * period_s:
+        fields["flags"] += ("late_periods",)
     return replace(
         row,
         **fields,
         replays=replays,
         duty=share,
-        busy_s=on_s,
+        busy_s=busy_s,
         period_s=seen_period_s,
         idle_power_w=idle_power_w,
         on_power_w=(settled.ticks.power_w - idle_power_w * (1.0 - share)) / share,
     )
+
+
+@dataclass(frozen=True)
+class _Burst:
+    """The busy part of one period: when it had ended, and how long it took on the device."""
+
+    end_s: float
+    busy_s: float
+
+
+def _replay_bursts(
+    gpu: CampaignGpu,
+    graph: CapturedGraph,
+    replays: int,
+    period_s: float,
+    started_s: float,
+) -> list[_Burst]:
+    """Replay a graph at the beginning of every period until enough ticks have come."""
+    bursts: list[_Burst] = []
+    needed_s = DUTY_SETTLE_S + 0.1 * (DUTY_TICKS + 1.5)
+    while time.monotonic() - started_s < needed_s:
+        pause_since(started_s, len(bursts) * period_s)
+        begin = gpu.mark()
+        gpu.replay(graph, replays)
+        end = gpu.mark()
+        end.synchronize()
+        bursts.append(_Burst(time.monotonic(), begin.elapsed_time(end) / 1e3))
+    return bursts
 
 
 def measure_clock_row(bench: OperatorBench, spec: OperatorSpec) -> KernelRow:
