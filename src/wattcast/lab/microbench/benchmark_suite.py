@@ -7,10 +7,9 @@ place of ``{n}``. A line with ``part`` names a unit for mixes, which are built l
 first, then three and four units at once (papers 000 and 002). Rates of a mix are reported for its
 first unit.
 
-A body is long where the unit is fast, so that the loop itself weighs under one percent. Of the many
-ways to copy DRAM, it is measured, not known, which comes nearest to the driver's own: ``whole``
-ones give every chunk a block of its own, as elementwise operators do, ``thin`` ones have a block
-for every few KiB. ``dram_rate`` is DRAM at a part of its rate, in bytes a cycle and SM. Sent to
+A body is long where the unit is fast, so that the loop itself weighs under one percent. DRAM is
+copied by few blocks that walk on, by a block for every chunk (``whole``) or for every 2 KiB
+(``thin``, as elementwise operators do), and by the copy engine (``bulk``). ``dram_rate`` is DRAM at a part of its rate, in bytes a cycle and SM. Sent to
 four blocks at once, the kernel of ``multicast`` failed on an H200."""
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ from typing import Any
 from wattcast.core.measured_rows import Plain
 from wattcast.lab.microbench.unit_source import (
     CLUSTER_SYNC,
-    SINK_WORDS,
     BenchUnit,
     fill_unit,
     into,
@@ -329,52 +328,48 @@ def copy_unit(
     width: int = 16,
     threads: int = 512,
     read: str = READ_ONCE,
-    write: str = "st.global",
 ) -> BenchUnit:
     """Load from one buffer and store to the same place of the other."""
-    p, (kind, words), row = name, KINDS[width], threads * width
-    walk = write_piece(
-        "walk.declare",
-        p,
-        buffer="a",
-        chunk=steps * row,
-        place=f"threadIdx.x * {width}u",
-    )
+    kind, words = KINDS[width]
+    row_byte = threads * width
+    chunk = steps * row_byte
     values: Plain = {
-        "walk": walk,
+        "walk": write_piece(
+            "walk.declare",
+            name,
+            buffer="a",
+            chunk=chunk,
+            place=f"threadIdx.x * {width}u",
+        ),
         "count": words,
         "kind": kind,
-    }
-    values |= {
-        "words": declare_words(p, steps, words),
+        "words": declare_words(name, steps, words),
         "read": read,
-        "write": write,
+        "write": "st.global",
+        "loaded": vector(words),
+        "stored": vector(words, 1),
     }
-    values |= {"loaded": vector(words), "stored": vector(words, 1)}
 
     def step(i: int) -> str:
-        names = name_words(p, i % steps, words)
-        values_of_step = {
-            "at": i % steps * row,
-            "outs": out_of(*names),
-            "ins": into("r", *names),
-        }
+        names = name_words(name, i % steps, words)
         return write_piece(
-            "copy.load" if i < steps else "copy.store", p, **values, **values_of_step
+            "copy.load" if i < steps else "copy.store",
+            name,
+            **values,
+            at=i % steps * row_byte,
+            outs=out_of(*names),
+            ins=into("r", *names),
         )
 
-    facts: Plain = {
-        "operation": "load or store",
-        "byte": float(width),
-        "chunk": steps * row,
-    }
     return fill_unit(
         "copy",
-        p,
+        name,
         values,
         step=step,
-        advance=write_piece("walk.advance", p, chunk=steps * row),
-        **facts,
+        advance=write_piece("walk.advance", name, chunk=chunk),
+        operation="load or store",
+        byte=float(width),
+        chunk=chunk,
     )
 
 
@@ -391,26 +386,6 @@ def block_copy_unit(
     walk = write_piece("block_copy.walk", name, chunk=plain.chunk)
     declare = write_piece("copy.declare", name, walk=walk, words=declare_words(name, steps, 4))
     return replace(plain, declare=declare, advance="")
-
-
-def claimed_copy_unit(
-    name: str,
-    steps: int,
-    threads: int = 512,
-) -> BenchUnit:
-    """Copy the next chunk that no block has taken: all blocks stay close together in the buffer.
-
-    The chunk after this one is claimed while this one is on its way. The counter is the sink's last
-    word, which no launch reaches; it starts anywhere and is never reset."""
-    plain = copy_unit(name, steps, threads=threads)
-    claimed = fill_unit("claimed_copy", name, {"counter": SINK_WORDS - 1, "chunk": plain.chunk})
-    declare = f"{plain.declare} {claimed.declare}"
-    return replace(
-        plain,
-        declare=declare,
-        before=claimed.before,
-        advance=claimed.advance,
-    )
 
 
 def async_copy_unit(

@@ -138,15 +138,6 @@ asm volatile("${write}.${kind} [%0 + ${at}], ${stored};" : : "l"((${p}_at + ${p}
 //: block_copy.walk
 unsigned char *const ${p}_at = a + (u64)blockIdx.x * ${chunk}ull + threadIdx.x * 16u;
 
-//: claimed_copy.declare
-unsigned *const ${p}_next = (unsigned *)pool; unsigned ${p}_mine = 0u;
-if (threadIdx.x == 0u) ${p}_next[0] = atomicAdd(sink + ${counter}u, 1u) % ${p}_chunks; __syncthreads();
-//: claimed_copy.before
-${p}_at = ${p}_base + (u64)${p}_next[0] * ${chunk}ull;
-if (threadIdx.x == 0u && iteration + 1 < iterations) ${p}_mine = atomicAdd(sink + ${counter}u, 1u) % ${p}_chunks;
-//: claimed_copy.advance
-__syncthreads(); if (threadIdx.x == 0u) ${p}_next[0] = ${p}_mine; __syncthreads();
-
 //: async_copy.declare
 ${walk} unsigned ${p}_to = (unsigned)__cvta_generic_to_shared(pool) + threadIdx.x * 16u;
 unsigned ${p}_half = ${chunk}u, ${p}_s = 0u;
