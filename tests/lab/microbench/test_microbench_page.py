@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from dataclasses import replace
-from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +11,9 @@ import pytest
 
 from wattcast import hardware
 from wattcast.core.errors import BadInput
-from wattcast.core.row_journals import read_lines
-from wattcast.lab.counter_models.microbench_lines import OTHER_CARD
 from wattcast.lab.microbench import microbench_page as study
 from wattcast.lab.microbench.benchmark_suite import list_benchmarks
 from wattcast.lab.microbench.microbench_results import (
-    RESULTS_FILE,
     MicroRow,
     find_fault,
     keep_first_rounds,
@@ -30,12 +25,6 @@ from wattcast.lab.microbench.microbench_results import (
 H200 = hardware.load_gpu("h200")
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = DOCS / "method" / "h200-units.md"
-REPEATED = {
-    *(
-        "fp32_add fp64_add int64_mul fp32_sin convert_int32 convert_fp64 convert_fp16 convert_bf16"
-    ).split(),
-    *(b.name for b in list_benchmarks() if b.curve == "divergence"),
-}
 
 
 def test_every_table_of_the_page_is_what_the_data_make() -> None:
@@ -77,40 +66,14 @@ def test_figures_of_the_page_exist() -> None:
     assert all((PAGE.parent / image).is_file() for image in images)
 
 
-def test_faults_are_of_kernels_that_were_mended() -> None:
-    """Every fault is of rows that ship, and all but one of an older version of a kernel of the
-    suite.
-
-    What was mended has a fault or had failed, or its operands repeated, which takes nothing from
-    its rate, or its launch lasted as long as its slowest multiprocessor, or began where the last
-    one had."""
-    text = (
-        files("wattcast.lab.microbench")
-        .joinpath("microbench_faults.csv")
-        .read_text(encoding="utf-8")
-    )
-    rows = list(csv.DictReader(text.splitlines()))
+def test_a_row_that_is_not_what_its_name_says_is_marked() -> None:
+    """L1 writes through, so that the present kernel of ``l1_write`` measures L2."""
+    by_name = keep_first_rounds(read_shipped_results(H200))
+    assert [name for name, r in by_name.items() if find_fault(r)] == ["l1_write"]
     now = {b.name: b.version for b in list_benchmarks()}
-    assert [row["name"] for row in rows if int(row["version"]) == now[row["name"]]] == ["l1_write"]
-    shipped = {
-        (r.name, r.version) for r in (*read_shipped_results(H200), *study.read_other_card(H200))
-    }
-    assert {(row["name"], int(row["version"])) for row in rows} <= shipped
-    assert [
-        r.name for r in keep_first_rounds(read_shipped_results(H200)).values() if find_fault(r)
-    ] == ["l1_write"]
-    assert {row["kind"] for row in rows} == {"wrong", "slow"}
-    before = results_folder(H200) / OTHER_CARD / RESULTS_FILE
-    failed = {str(row["name"]) for row in read_lines(before) if row.get("error")}
-    in_turns = {b.name for b in list_benchmarks() if b.turns > 1 and b.version > 1}
-    rings = {b.name for b in list_benchmarks() if b.ring[0]}  # every launch walked the same stretch
-    mended = {row["name"] for row in rows} | failed | REPEATED | in_turns | rings
-    assert {name for name, version in now.items() if version > 1} == mended
-    alike = {
-        find_fault(r) for r in study.read_other_card(H200) if r.name in ("mix_int_l2", "l2_read")
-    }
-    assert len(alike) == 1  # "as l2_read" tells l2_read's reason
-    assert None not in alike
+    assert by_name["l1_write"].version == now["l1_write"]
+    assert find_fault(replace(by_name["l1_write"], version=1)) is None
+    assert "`l1_write` †" in PAGE.read_text(encoding="utf-8")
 
 
 def test_rates_of_dram_are_a_table_of_their_own() -> None:

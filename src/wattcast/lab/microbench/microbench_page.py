@@ -29,7 +29,6 @@ from wattcast.lab.microbench.microbench_report import (
     make_truth_rows,
 )
 from wattcast.lab.microbench.microbench_results import (
-    KnownFault,
     MicroRow,
     find_curve,
     find_fault,
@@ -174,8 +173,7 @@ def renew_tables(
 
 
 def _named(r: MicroRow) -> str:
-    fault = find_fault(r)
-    return f"`{r.name}`" + ("" if fault is None else " †" if fault.kind == "wrong" else " ‡")
+    return f"`{r.name}`" if find_fault(r) is None else f"`{r.name}` †"
 
 
 def _number(value: float | None, digits: int = 3) -> str:
@@ -359,22 +357,6 @@ def clock_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
     return rows
 
 
-def fault_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
-    """What is known against rows that ship, first those of this card, and why."""
-    cells: list[Row] = []
-    for card, rows in (("E", results), ("B", read_other_card(gpu))):
-        named: dict[KnownFault, list[str]] = {}
-        for r in keep_first_rounds(rows).values():
-            fault = find_fault(r)
-            if fault is not None:
-                named.setdefault(fault, []).append(f"`{r.name}`")
-        order = sorted(named, key=lambda fault: (fault.kind != "wrong", -len(named[fault])))
-        cells += [
-            [card, ", ".join(named[f]), "†" if f.kind == "wrong" else "‡", f.why] for f in order
-        ]
-    return [["card", "rows", "", "why"], *cells]
-
-
 def card_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
     """The other card over this one, by kind of work: times, and watts where the power limit does
     not set them.
@@ -463,7 +445,6 @@ TABLES: Mapping[str, Callable[[Sequence[MicroRow], Gpu], list[Row]]] = {
     "active": active_rows,
     "idle": idle_rows,
     "clocks": clock_rows,
-    "faults": fault_rows,
     "cards": card_rows,
     "advice": advice_rows,
     "multimedia": multimedia_rows,

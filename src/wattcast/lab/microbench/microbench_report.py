@@ -67,8 +67,7 @@ HEAD = ("benchmark", "counted", *(column.heading for column in SHOWN_COLUMNS), "
 FOOTNOTE = (
     "* the largest of the sensor's readings in the window, which may miss shorter peaks; "
     "rates are per true cycle and SM; "
-    "† not what its name says, ‡ below its unit's limit: why is told in "
-    "microbench/microbench_faults.csv"
+    "† not what its name says: why is told in microbench/microbench_faults.csv"
 )
 COMPARED = {
     "per_cycle_sm": 1.0,
@@ -86,8 +85,7 @@ def _read_number(r: MicroRow, column: ReportColumn, gpu: Gpu) -> float | None:
 
 def mark_name(r: MicroRow) -> str:
     """Return a benchmark's name, with a mark where its kernel is known to have a fault."""
-    fault = find_fault(r)
-    return r.name + ("" if fault is None else " †" if fault.kind == "wrong" else " ‡")
+    return r.name if find_fault(r) is None else f"{r.name} †"
 
 
 def _format_number(
@@ -431,7 +429,7 @@ def draw_curve(
     for r in points:
         fault = find_fault(r)
         if fault is not None:
-            caption += f". To be measured again: {fault.why}"
+            caption += f". To be measured again: {fault}"
             break
     return add_caption(figure, caption)
 

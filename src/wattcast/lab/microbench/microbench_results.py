@@ -261,29 +261,14 @@ def find_specified_rate(gpu: Gpu, result: MicroRow) -> float | None:
     return float(row["per_cycle_sm"]) if row else None
 
 
-@dataclass(frozen=True)
-class KnownFault:
-    """What is known against a kernel's rows: ``wrong`` (not what its name says) or ``slow`` (short
-    of its unit).
+def find_fault(result: MicroRow) -> str | None:
+    """Return why a row is not what its name says, where that is known of the kernel that measured
+    it.
     """
-
-    kind: str
-    why: str
-
-
-def find_fault(result: MicroRow) -> KnownFault | None:
-    """Return the known fault of the kernel that measured a row, if any; "as NAME" has that kernel's
-    reason.
-    """
-    faults = {
-        (row["name"], int(row["version"])): row for row in _read_table("microbench_faults.csv")
-    }
-    row = faults.get((result.name, result.version))
-    if row is None:
-        return None
-    return KnownFault(
-        row["kind"], faults.get((row["why"].removeprefix("as "), result.version), row)["why"]
-    )
+    for row in _read_table("microbench_faults.csv"):
+        if (row["name"], int(row["version"])) == (result.name, result.version):
+            return str(row["why"])
+    return None
 
 
 @dataclass(frozen=True)

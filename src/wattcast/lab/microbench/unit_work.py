@@ -336,10 +336,7 @@ def _adapt_count(
 
 
 def _is_missing_or_wrong(result: MicroRow | None) -> bool:
-    if result is None:
-        return True
-    fault = find_fault(result)
-    return fault is not None and fault.kind == "wrong"
+    return result is None or find_fault(result) is not None
 
 
 def make_profile(
