@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import (
     Callable,
+    Iterable,
     Mapping,
     Sequence,
 )
@@ -82,7 +83,7 @@ def _pack_tables(folders: list[Path], out: Path) -> dict[str, int]:
     models = _keep_latest(records["model"])
     chains = _keep_latest(records["chain"])
     if not (rows or models or chains):
-        raise BadInput(f"no measured rows under {', '.join(str(folder) for folder in folders)}.")
+        raise BadInput(f"no measured rows under {', '.join(map(str, folders))}.")
     counts: dict[str, int] = {}
     for name, latest in ((row_tables.MODELS_FILE, models), (row_tables.CHAINS_FILE, chains)):
         if latest:
@@ -131,7 +132,9 @@ def _keep_named(name_rows: list[NameRow]) -> dict[str, NameRow]:
 
 def _read_records(folders: list[Path]) -> dict[str, list[Any]]:
     """Return all rows of all journals by the kind of their record."""
-    records: dict[str, list[Any]] = {record: [] for record in measured_rows.RECORDS}
+    records: dict[str, list[Any]] = {}
+    for record in measured_rows.RECORDS:
+        records[record] = []
     for folder in folders:
         for path in sorted(folder.rglob("*.jsonl")):
             for number, plain in enumerate(row_journals.read_lines(path), start=1):
@@ -156,9 +159,10 @@ def _read_counters(folders: list[Path]) -> list[Plain]:
         for path in sorted(folder.rglob("counters.csv")):
             lines = path.read_text(errors="replace").splitlines()
             for row in read_counter_table(lines):
-                metrics = row["metrics"].items()
-                columns = {name.replace(".", "_"): value for name, value in metrics}
-                counters.append(row | columns)
+                columns = dict(row)
+                for name, value in row["metrics"].items():
+                    columns[name.replace(".", "_")] = value
+                counters.append(columns)
     return counters
 
 
@@ -172,7 +176,9 @@ def _write_rows(packed: list[Plain], path: Path) -> int:
     named: dict[str, Plain] = {}
     for row in before:
         if row.get("kernel_names"):
-            named[row["spec"]] = {column: row.get(column) or [] for column in columns}
+            kernels = named.setdefault(row["spec"], {})
+            for column in columns:
+                kernels[column] = row.get(column) or []
     rows: dict[tuple[str, str], Plain] = {}
     for row in before:
         rows[row["id"], row["run"]] = {"chosen": "plan", **row}
@@ -192,11 +198,12 @@ def _add_to_table(
     """Add rows to a table, in place of those with the same key, sorted by it; an empty table is not
     written.
     """
-    together = {
-        tuple(str(row[name]) for name in key): row for row in [*_read_earlier_rows(path), *rows]
-    }
-    if together:
-        row_tables.write_table(path, [together[name] for name in sorted(together)])
+    row_of_key: dict[tuple[str, ...], Plain] = {}
+    for row in (*_read_earlier_rows(path), *rows):
+        row_of_key[tuple(str(row[name]) for name in key)] = row
+    if row_of_key:
+        sorted_keys = sorted(row_of_key)
+        row_tables.write_table(path, [row_of_key[row_key] for row_key in sorted_keys])
 
 
 def _plain_with_card(row: KernelRow | ModelRow | ChainRow, runs: Mapping[str, RunInfo]) -> Plain:
@@ -206,10 +213,11 @@ def _plain_with_card(row: KernelRow | ModelRow | ChainRow, runs: Mapping[str, Ru
 
 def _plain_lists(row: KernelRow | ModelRow | ChainRow | measured_rows.ModelKernels) -> Plain:
     """Return the row as a mapping with lists in place of tuples, as a table holds them."""
-    return {
-        name: list(value) if isinstance(value, tuple) else value
-        for name, value in asdict(row).items()
-    }
+    plain = asdict(row)
+    for name, value in plain.items():
+        if isinstance(value, tuple):
+            plain[name] = list(value)
+    return plain
 
 
 def _read_earlier_rows(path: Path) -> list[Plain]:
@@ -223,8 +231,12 @@ def find_phases(period_s: float) -> int:
     >>> find_phases(0.05), find_phases(0.01236)
     (5, 50)
     """
-    turn = 0.02 / period_s
-    return next((n for n in range(1, 50) if abs(n * turn - round(n * turn)) < 0.01), 50)
+    periods = 0.02 / period_s  # between two samples
+    for samples in range(1, 50):
+        passed = samples * periods
+        if abs(passed - round(passed)) < 0.01:
+            return samples
+    return 50
 
 
 def make_workload_form(operator: Plain) -> Plain:
@@ -233,10 +245,9 @@ def make_workload_form(operator: Plain) -> Plain:
     """
     if operator.get("op") != "elementwise":
         return operator
-    return {
-        "op": operator["function"],
-        **{k: v for k, v in operator.items() if k not in ("op", "function")},
-    }
+    settings = dict(operator)
+    del settings["op"]
+    return {"op": settings.pop("function"), **settings}
 
 
 def _pack_row(
@@ -265,8 +276,8 @@ def _pack_row(
     named = names.get(str(plain["spec"]), NameRow(""))
     return plain | {
         "kernel_names": list(named.names),
-        "kernel_grids": [list(grid) for grid in named.grids],
-        "kernel_blocks": [list(block) for block in named.blocks],
+        "kernel_grids": list(map(list, named.grids)),
+        "kernel_blocks": list(map(list, named.blocks)),
         "kernel_s": list(named.kernel_s),
         "kernel_registers": list(named.registers),
         "kernel_shared_byte": list(named.shared_byte),
@@ -321,22 +332,24 @@ def summarise_chains(chains: Sequence[Plain], rows: Sequence[Plain]) -> Plain:
     parts: dict[str, list[ChainExtra]] = {}
     for extra in extras:
         parts.setdefault(extra.name.partition(" ")[0], []).append(extra)
-    return {"all": _chain_spread(extras)} | {
-        part: _chain_spread(some) for part, some in sorted(parts.items())
-    }
+    spreads: Plain = {"all": _chain_spread(extras)}
+    for part, part_extras in sorted(parts.items()):
+        spreads[part] = _chain_spread(part_extras)
+    return spreads
 
 
 def _chain_spread(some: Sequence[ChainExtra]) -> dict[str, float]:
     if not some:
         return {"chains": 0}
     per_node = np.array([extra.per_node_s for extra in some])
+    member_shares = np.array([extra.alone_s / extra.chain_s for extra in some])
     return {
         "chains": len(some),
         "mean_s": float(per_node.mean()),
         "median_s": float(np.median(per_node)),
         "p10_s": float(np.quantile(per_node, 0.1)),
         "p90_s": float(np.quantile(per_node, 0.9)),
-        "share_of_chain": float(np.mean([1.0 - extra.alone_s / extra.chain_s for extra in some])),
+        "share_of_chain": float(np.mean(1.0 - member_shares)),
     }
 
 
@@ -372,8 +385,8 @@ def summarise_database(database: Path) -> Plain:
         "kernels": {
             **_count_duties(good),
             "with data patterns": _count_patterns(good),
-            "with counters": len({row["spec"] for row in counters}),
-            "with names": len({row["spec"] for row in good if row["kernel_names"]}),
+            "with counters": _count_operators(counters),
+            "with names": _count_operators(row for row in good if row["kernel_names"]),
         },
         "repeatability": {
             "within a run": _summarise_repeats(good, lambda same_run, same_card: same_run),
@@ -386,6 +399,10 @@ def summarise_database(database: Path) -> Plain:
     if chains:
         summary["chains"] = summarise_chains(chains, good)
     return summary
+
+
+def _count_operators(rows: Iterable[Plain]) -> int:
+    return len({row["spec"] for row in rows})
 
 
 def _count_kinds(rows: list[Plain]) -> dict[str, dict[str, int]]:
@@ -401,14 +418,16 @@ def _count_duties(rows: list[Plain]) -> dict[str, int]:
     """Count operators that were measured at three duties, and at three that the sensor sees."""
     duty_rows = [row for row in rows if row["kind"] == "duty"]
     seen_rows = [row for row in duty_rows if "period_beats_with_sensor" not in row["flags"]]
-    duties = Counter(row["spec"] for row in duty_rows)
-    seen_duties = Counter(row["spec"] for row in seen_rows)
     return {
-        "duty-cycled at three duties": sum(count >= 3 for count in duties.values()),
-        "of these with a period that does not beat with the sensor": sum(
-            count >= 3 for count in seen_duties.values()
-        ),
+        "duty-cycled at three duties": _count_three_times(duty_rows),
+        "of these with a period that does not beat with the sensor": _count_three_times(seen_rows),
     }
+
+
+def _count_three_times(rows: list[Plain]) -> int:
+    """Count operators that have three rows or more."""
+    counts = Counter(row["spec"] for row in rows)
+    return sum(count >= 3 for count in counts.values())
 
 
 def _count_patterns(rows: list[Plain]) -> int:
@@ -424,7 +443,8 @@ def make_summary_page(summary: Plain) -> str:
     """Write the summary as Markdown, as the database's README shows it."""
     flags = "none"
     if summary["flagged"]:
-        flags = ", ".join(f"{flag} {count}" for flag, count in sorted(summary["flagged"].items()))
+        flag_counts = sorted(summary["flagged"].items())
+        flags = ", ".join(f"{flag} {count}" for flag, count in flag_counts)
     sentences = [f"Rows that failed: {summary['failed']}. Flags: {flags}."]
     for what, count in summary["kernels"].items():
         sentences.append(f"Kernels {what}: {count}.")
@@ -441,12 +461,12 @@ def make_summary_page(summary: Plain) -> str:
 def _list_families(kinds: Mapping[str, Mapping[str, int]]) -> list[list[str]]:
     """Return a table of how many rows there are by family and kind."""
     rows = [["family", *kinds]]
-    measured_families = {family for counts in kinds.values() for family in counts}
     for family in (*FAMILIES, "idle"):
-        if family not in measured_families:
-            continue
-        rows.append([family, *(str(counts.get(family, 0)) for counts in kinds.values())])
-    rows.append(["all", *(str(sum(counts.values())) for counts in kinds.values())])
+        family_counts = [counts.get(family, 0) for counts in kinds.values()]
+        if any(family_counts):
+            rows.append([family, *map(str, family_counts)])
+    totals = [sum(counts.values()) for counts in kinds.values()]
+    rows.append(["all", *map(str, totals)])
     return rows
 
 
@@ -455,10 +475,12 @@ def _list_repeats(repeatability: Mapping[str, Mapping[str, Plain]]) -> list[list
     rows = [["repeatability", "quantity", "pairs", "median", "90th percentile"]]
     for where, quantities in repeatability.items():
         for quantity, spread in quantities.items():
-            shares = ["-", "-"]
+            median = "-"
+            p90 = "-"
             if spread["pairs"]:
-                shares = [f"{100 * spread[name]:.2f} %" for name in ("median", "p90")]
-            rows.append([where, quantity, str(spread["pairs"]), *shares])
+                median = f"{100 * spread['median']:.2f} %"
+                p90 = f"{100 * spread['p90']:.2f} %"
+            rows.append([where, quantity, str(spread["pairs"]), median, p90])
     return rows
 
 
@@ -467,12 +489,15 @@ def _list_chains(chains: Mapping[str, Plain]) -> list[list[str]]:
     rows = [["chains", "number", "extra a kernel, mean", "median", "10th to 90th percentile"]]
     for part, extra in chains.items():
         if extra["chains"]:
-            microseconds = [
-                f"{1e6 * extra[f'{name}_s']:.2f}" for name in ("mean", "median", "p10", "p90")
-            ]
-            mean, median, low, high = microseconds
-            count = str(extra["chains"])
-            rows.append([part, count, f"{mean} us", f"{median} us", f"{low} to {high} us"])
+            rows.append(
+                [
+                    part,
+                    str(extra["chains"]),
+                    f"{1e6 * extra['mean_s']:.2f} us",
+                    f"{1e6 * extra['median_s']:.2f} us",
+                    f"{1e6 * extra['p10_s']:.2f} to {1e6 * extra['p90_s']:.2f} us",
+                ]
+            )
     return rows
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from dataclasses import (
     asdict,
     dataclass,
@@ -32,6 +33,7 @@ from wattcast.core.measured_rows import (
 from wattcast.core.row_journals import read_lines
 from wattcast.core.units import parse
 from wattcast.lab.campaigns import kernel_campaign, operator_calls
+from wattcast.lab.campaigns.campaign_engine import OperatorBench
 from wattcast.lab.campaigns.kernel_plan import OperatorSpec, spec_from_operator
 from wattcast.lab.campaigns.model_campaign import ModelDims
 from wattcast.lab.campaigns.operator_calls import (
@@ -78,9 +80,11 @@ class OperatorChain:
             return OperatorSpec(
                 "stack", {"op": "stack", "dtype": "bf16"}, detail=detail, chosen="models"
             )
-        members = [
-            {k: v for k, v in asdict(member).items() if k != "chosen"} for member in self.members
-        ]
+        members = []
+        for member in self.members:
+            fields = asdict(member)
+            del fields["chosen"]
+            members.append(fields)
         operator = {"op": "chain", "dtype": self.members[0].operator["dtype"]}
         return OperatorSpec("chain", operator, detail={"members": members}, chosen="models")
 
@@ -90,7 +94,9 @@ def read_chains(kind: str = "chains") -> tuple[OperatorChain, ...]:
     """Read the planned ``chains`` or ``stacks``, small ones first."""
     chains = []
     for line in read_lines(PLANS / f"{kind}.jsonl"):
-        plain = [member for member in line.pop("members") for _ in range(member.pop("count", 1))]
+        plain = []
+        for member in line.pop("members"):
+            plain += [member] * member.pop("count", 1)
         specs = [spec_from_operator(operator) for operator in plain]
         members = tuple(replace(spec, chosen="models") for spec in specs if spec is not None)
         assert len(members) == len(plain), f"a member of {line['name']} cannot be run"
@@ -102,7 +108,10 @@ def read_chains(kind: str = "chains") -> tuple[OperatorChain, ...]:
 
 def list_chain_members() -> list[OperatorSpec]:
     """List the operators of all chains, each once: a plan for the step that names their kernels."""
-    return list({member.id: member for chain in read_chains() for member in chain.members}.values())
+    members: dict[str, OperatorSpec] = {}
+    for chain in read_chains():
+        members |= {member.id: member for member in chain.members}
+    return list(members.values())
 
 
 def measure_chains(
@@ -115,25 +124,36 @@ def measure_chains(
     """
     bench = campaign.bench
     chains = read_chains(kind)[: campaign.few or None]
-    every = {chain.spec(MANY).id: chain for chain in chains}
-    for spec in campaign.within(
-        [chain.spec(MANY) for chain in chains], each_s, kind.removesuffix("s")
-    ):
-        chain = every[spec.id]
-        alone_s: dict[str, float] = {}
-        for member in {member.id: member for member in chain.members}.values():
-            save_row(campaign, RowKind.BURST, member)
-            name = make_row_id(RowKind.BURST, member, bench.gpu.operands.pattern)
-            alone_s |= {member.id: campaign.latency_s[name]} if name in campaign.latency_s else {}
-
-        def measured(chain: OperatorChain = chain, alone_s: dict[str, float] = alone_s) -> ChainRow:
-            depths = [chain.spec(layers) for layers in ((FEW, MANY) if chain.dims else (0,))]
-            return make_chain_row(
-                chain, [measure_burst_row(bench, depth) for depth in depths], alone_s
-            )
-
+    specs = [chain.spec(MANY) for chain in chains]
+    chain_of_spec = dict(zip((spec.id for spec in specs), chains, strict=True))
+    for spec in campaign.within(specs, each_s, kind.removesuffix("s")):
+        chain = chain_of_spec[spec.id]
+        alone_s = _measure_members(campaign, chain)
         blank = make_chain_row(chain, [make_blank_row(bench, RowKind.CHAIN, spec)], {})
-        campaign.measure(RowKind.CHAIN, spec, blank, measured)
+        campaign.measure(RowKind.CHAIN, spec, blank, partial(_measure_chain, bench, chain, alone_s))
+
+
+def _measure_members(campaign: KernelCampaign, chain: OperatorChain) -> dict[str, float]:
+    """Measure the members of a chain alone, each once; return their latencies, where known."""
+    alone_s: dict[str, float] = {}
+    different_members = {member.id: member for member in chain.members}
+    for member in different_members.values():
+        save_row(campaign, RowKind.BURST, member)
+        name = make_row_id(RowKind.BURST, member, campaign.bench.gpu.operands.pattern)
+        if name in campaign.latency_s:
+            alone_s[member.id] = campaign.latency_s[name]
+    return alone_s
+
+
+def _measure_chain(
+    bench: OperatorBench,
+    chain: OperatorChain,
+    alone_s: dict[str, float],
+) -> ChainRow:
+    """Measure a chain, or a stack of layers at two depths."""
+    depths = (FEW, MANY) if chain.dims else (0,)
+    rows = [measure_burst_row(bench, chain.spec(layers)) for layers in depths]
+    return make_chain_row(chain, rows, alone_s)
 
 
 def make_chain_row(
@@ -147,16 +167,25 @@ def make_chain_row(
     Of a stack, ``rows`` are the two depths, and the row is one layer: their difference.
     """
     last = rows[-1]
-    all_measured = all(member.id in alone_s for member in chain.members)
-    latency_s, spread_s = (None, None) if chain.dims else (last.latency_s, last.latency_spread_s)
+    member_ids = tuple(member.id for member in chain.members)
+    all_measured = alone_s.keys() >= set(member_ids)
+    latency_s = None
+    spread_s = None
+    if not chain.dims:
+        latency_s = last.latency_s
+        spread_s = last.latency_spread_s
     if len(rows) == 2 and rows[0].latency_s and last.latency_s:
         latency_s = (last.latency_s - rows[0].latency_s) / (MANY - FEW)
-        spread_s = sum((row.latency_spread_s or 0.0) ** 2 for row in rows) ** 0.5 / (MANY - FEW)
+        both_spreads_s = math.hypot(rows[0].latency_spread_s or 0.0, last.latency_spread_s or 0.0)
+        spread_s = both_spreads_s / (MANY - FEW)
+    flags: dict[str, None] = {}
+    for row in rows:
+        flags |= dict.fromkeys(row.flags)
     return ChainRow(
         last.id.replace(f"{RowKind.BURST}-", f"{RowKind.CHAIN}-", 1),
         chain.name,
-        specs=tuple(member.id for member in chain.members),
-        alone_s=tuple(alone_s[member.id] for member in chain.members) if all_measured else (),
+        specs=member_ids,
+        alone_s=tuple(alone_s[name] for name in member_ids) if all_measured else (),
         operators=chain.operators,
         handed_on=chain.dims is not None,
         copies=last.copies,
@@ -165,7 +194,7 @@ def make_chain_row(
         latency_spread_s=spread_s,
         sm_clock_hz=last.sm_clock_hz,
         temperature_c=last.temperature_c,
-        flags=tuple(dict.fromkeys(flag for row in rows for flag in row.flags)),
+        flags=tuple(flags),
         run=last.run,
         date=last.date,
     )
@@ -181,10 +210,12 @@ def call_chain(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
     def run(i: int) -> list[Any]:
         return [call.run(i) for call in calls]
 
-    fixed, calls_per_set = (
-        sum(getattr(call, name) for call in calls) for name in ("fixed_byte", "set_byte")
+    return OperatorCall(
+        run,
+        max(call.sets for call in calls),
+        sum(call.fixed_byte for call in calls),
+        sum(call.set_byte for call in calls),
     )
-    return OperatorCall(run, max(call.sets for call in calls), fixed, calls_per_set)
 
 
 def call_stack(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:

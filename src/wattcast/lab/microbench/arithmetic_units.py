@@ -14,7 +14,7 @@ translation."""
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import permutations
 from typing import Any
@@ -45,18 +45,28 @@ WARM_HOPS = 1 << 14  # along a ring before the first stamp, and between the stam
 SHARED_NODES = 512
 
 
-@cache
-def read_registers(kind: str) -> tuple[str, ...]:
-    """Read C type and letter of a register, its first value ({0} is its number), its bits and
-    constants beside it.
+@dataclass(frozen=True)
+class RegisterKind:
+    """A kind of register, as CUDA C and inline PTX write it.
 
     Packed pairs lie between 1 and 2 (random mantissa); a is about 1.4 and c about -0.7, so that a
     times c is above -1. Products of ``odd64`` stay odd and never become zero."""
-    rows = {
-        row.pop("kind"): row
-        for row in read_shipped_table("wattcast.lab.microbench", "registers.csv")
-    }
-    return tuple(rows[kind].values())
+
+    kind: str
+    type: str  # of C
+    letter: str  # of a constraint
+    first: str  # its first value; {0} is its number
+    bits: str  # an unsigned expression of its value
+    constants: str  # declared beside it
+
+
+@cache
+def read_registers(kind: str) -> RegisterKind:
+    """Read a kind of register from ``registers.csv``."""
+    for row in read_shipped_table("wattcast.lab.microbench", "registers.csv"):
+        if row["kind"] == kind:
+            return RegisterKind(*row.values())
+    raise KeyError(kind)
 
 
 def register_unit(
@@ -77,14 +87,14 @@ def register_unit(
     text. Sums go over pairs: x + y, then y - x, which comes back after six rounds but for rounding,
     so values stay bounded, and no operand is held as a constant addend would be. A sine is 7.5 sin
     x + b, which is chaotic; the sine alone goes to zero."""
-    p, (type_, letter, first, bits, constants) = name, read_registers(kind)
+    registers = read_registers(kind)
     words = operands.split()
-    paired = "^" in operands.split()
+    is_paired = "^" in words
 
     def step(i: int) -> str:
         register = i % chains
         odd = i // chains % 2
-        if paired:  # x0 + x1, x2 + x3, ..., then x1 - x0, x3 - x2, ...
+        if is_paired:  # x0 + x1, x2 + x3, ..., then x1 - x0, x3 - x2, ...
             odd = i // (chains // 2) % 2
             register = i % (chains // 2) * 2 + odd
         arguments = []
@@ -100,14 +110,19 @@ def register_unit(
             else:
                 stem, _, count = operand.partition("%")
                 place = f"_{stem}{i % int(count) if count else ''}"
-            arguments.append(into(letter_of_word or letter, p + place))
+            arguments.append(into(letter_of_word or registers.letter, name + place))
         text = re.sub(r"\((\w+)\|(\w+)\)", lambda pair: pair[1 + odd], ptx)
-        return asm(text, inout(letter, f"{p}{register}"), ", ".join(arguments))
+        changed = inout(registers.letter, f"{name}{register}")
+        return asm(text, changed, ", ".join(arguments))
 
-    lines = [f"{type_} {p}{i} = {first.format(i + 1, i + 51)};" for i in range(chains)]
-    lines.append(f"{constants} {declare}".replace("{p}", p))
-    fold = " ^ ".join(bits.format(f"{p}{i}") for i in range(chains))
-    return BenchUnit(p, " ".join(lines), step, fold, **more)
+    lines = []
+    folds = []
+    for chain in range(chains):
+        first = registers.first.format(chain + 1, chain + 51)
+        lines.append(f"{registers.type} {name}{chain} = {first};")
+        folds.append(registers.bits.format(f"{name}{chain}"))
+    lines.append(f"{registers.constants} {declare}".replace("{p}", name))
+    return BenchUnit(name, " ".join(lines), step, " ^ ".join(folds), **more)
 
 
 def compare_unit(name: str) -> BenchUnit:
@@ -150,15 +165,18 @@ def multiply_adds(
     chains go back and forth and stay bounded. Where the assembler lets go of what it holds (doubles
     every few instructions, few chains at every one) the addend is part of the instruction: two
     registers are read."""
-    p, (type_, letter, *_) = name, read_registers(kind)
-    stated = kind == "f64" or chains < CHAINS
+    registers = read_registers(kind)
+    letter = registers.letter
+    has_addend_stated = kind == "f64" or chains < CHAINS
 
     def step(i: int) -> str:
         shrinks = i // HELD % 2 == 1
-        last = shrinks and i % HELD >= HELD - chains
-        multiplier = f"{'-' if last else ''}{p}_{'i' if shrinks else 'g'}"
-        accumulator = inout(letter, f"{p}{i % chains}")
-        if stated:
+        turns_sign = shrinks and i % HELD >= HELD - chains
+        multiplier = f"{name}_i" if shrinks else f"{name}_g"
+        if turns_sign:
+            multiplier = f"-{multiplier}"
+        accumulator = inout(letter, f"{name}{i % chains}")
+        if has_addend_stated:
             return asm(
                 f"fma.rn.{kind} %0, %0, %1, {ADDENDS[kind][shrinks]};",
                 accumulator,
@@ -167,11 +185,11 @@ def multiply_adds(
         return asm(
             "fma.rn.f32 %0, %0, %1, %2;",
             accumulator,
-            into(letter, multiplier, f"{p}_{'d' if shrinks else 'b'}"),
+            into(letter, multiplier, f"{name}_d" if shrinks else f"{name}_b"),
         )
 
-    factors = write_piece("growth.declare", p, type=type_)
-    return replace(register_unit(p, kind, "", "", chains, factors, flop=2.0), step=step)
+    factors = write_piece("growth.declare", name, type=registers.type)
+    return replace(register_unit(name, kind, "", "", chains, factors, flop=2.0), step=step)
 
 
 def move_unit(name: str, count: int) -> BenchUnit:
@@ -206,10 +224,19 @@ def statement_unit(
 
     With ``leads``, the first thread of a block executes it so often in an iteration, or lanes would
     queue for one word."""
-    text, declare, fold = (piece.replace("{p}", name) for piece in (text, declare, fold))
-    before = f"if (threadIdx.x == 0u) {{ {' '.join([text] * leads)} }}" if leads else ""
-    more |= {"before": before, "one_thread": leads > 0}
-    return BenchUnit(name, declare, lambda i: "" if leads else text, fold, **more)
+    statement = text.replace("{p}", name)
+    before = ""
+    if leads:
+        before = f"if (threadIdx.x == 0u) {{ {' '.join([statement] * leads)} }}"
+    return BenchUnit(
+        name,
+        declare.replace("{p}", name),
+        lambda i: "" if leads else statement,
+        fold.replace("{p}", name),
+        before=before,
+        one_thread=leads > 0,
+        **more,
+    )
 
 
 def chain_unit(
@@ -221,17 +248,22 @@ def chain_unit(
     """Let each operation wait for the last: PTX makes %0 from %1, the result before, and %2, a
     constant.
     """
-    type_, letter, first, bits, _ = read_registers(kind)
-    names = (f"{name}0", f"{name}1", f"{name}_k")
-    declare = " ".join(
-        f"{type_} {register} = {first.format(n)};" for n, register in enumerate(names, 1)
-    )
+    registers = read_registers(kind)
+    results = (f"{name}0", f"{name}1")
+    constant = f"{name}_k"
+    lines = []
+    for number, register in enumerate((*results, constant), start=1):
+        lines.append(f"{registers.type} {register} = {registers.first.format(number)};")
 
     def step(i: int) -> str:
-        return asm(ptx, inout(letter, names[i % 2]), into(letter, names[1 - i % 2], names[2]))
+        return asm(
+            ptx,
+            inout(registers.letter, results[i % 2]),
+            into(registers.letter, results[1 - i % 2], constant),
+        )
 
-    fold = f"{bits.format(names[0])} ^ {bits.format(names[1])}"
-    return BenchUnit(name, declare, step, fold, operation=operation)
+    fold = " ^ ".join(map(registers.bits.format, results))
+    return BenchUnit(name, " ".join(lines), step, fold, operation=operation)
 
 
 def ring_unit(

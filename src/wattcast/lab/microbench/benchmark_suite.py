@@ -14,7 +14,7 @@ four blocks at once, the kernel of ``multicast`` failed on an H200."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -44,29 +44,32 @@ TRANSFERS = (
 def list_benchmarks() -> tuple[Benchmark, ...]:
     """List every benchmark once, most important first; names are unique."""
     benchmarks: list[Benchmark] = []
-    parts: dict[str, BenchUnit] = {}
+    named_parts: dict[str, BenchUnit] = {}
     needed = _read_needed()
     for line in read_lines(Path(__file__).with_name("benchmarks.jsonl")):
         for n in line.pop("each", [""]):
             settings = _put_value(line, n)
             if "part" in settings:
-                parts[settings["part"]] = _make_unit(**settings["unit"])
+                named_parts[settings["part"]] = _make_unit(**settings["unit"])
                 continue
-            used = []  # a unit of its own, under its name, named parts, or both
-            if "unit" in settings:
-                used.append(
-                    (
-                        _make_unit(**{"name": settings["name"]} | settings.pop("unit")),
-                        settings.pop("steps"),
-                    )
-                )
-            used += [(parts[part], steps) for part, steps in settings.pop("parts", {}).items()]
-            if "ring" in settings:
-                settings["at"] = settings["ring"][0] * settings["ring"][1]  # nodes and stride
             if settings["name"] in needed:
                 settings.setdefault("least", needed[settings["name"]])
-            benchmarks.append(Benchmark(parts=tuple(used), **settings))
+            benchmarks.append(_make_benchmark(settings, named_parts))
     return tuple(benchmarks)
+
+
+def _make_benchmark(settings: Plain, named_parts: Mapping[str, BenchUnit]) -> Benchmark:
+    """Make a benchmark of a unit of its own, under its name, of named parts, or of both."""
+    parts = []
+    if "unit" in settings:
+        unit = _make_unit(**{"name": settings["name"]} | settings.pop("unit"))
+        parts.append((unit, settings.pop("steps")))
+    for part, steps in settings.pop("parts", {}).items():
+        parts.append((named_parts[part], steps))
+    if "ring" in settings:
+        nodes, stride = settings["ring"]
+        settings["at"] = nodes * stride
+    return Benchmark(parts=tuple(parts), **settings)
 
 
 def _read_needed() -> dict[str, int]:
@@ -82,10 +85,15 @@ def find_benchmarks(names: list[str]) -> list[Benchmark]:
     """Find benchmarks by name, group or curve; the driver's own copies are known, but have no
     kernel.
     """
-    known_names = {name for b in list_benchmarks() for name in (b.name, b.group, b.curve) if name}
-    known_names |= {"transfer", *TRANSFERS}
+    known_names = {"transfer", *TRANSFERS}
+    chosen = []
+    for benchmark in list_benchmarks():
+        labels = {benchmark.name, benchmark.group, benchmark.curve} - {""}
+        known_names |= labels
+        if not names or labels & set(names):
+            chosen.append(benchmark)
     check_names("microbenchmark", names, known_names, "`--list` names them all.")
-    return [b for b in list_benchmarks() if not names or {b.name, b.group, b.curve} & set(names)]
+    return chosen
 
 
 def list_transfers(names: list[str]) -> list[str]:
@@ -114,7 +122,7 @@ def _make_unit(
 
     ``counted`` says what else is counted as an operation; ``period`` is in cycles, of a unit that
     is paced."""
-    modules = (arithmetic_units, memory_units, tensor_units)
-    maker: Callable[..., BenchUnit] = next(getattr(m, make) for m in modules if hasattr(m, make))
+    makers = vars(arithmetic_units) | vars(memory_units) | vars(tensor_units)
+    maker: Callable[..., BenchUnit] = makers[make]
     unit = replace(maker(**options), **(counted or {}))
     return memory_units.pace_unit(unit, period) if period else unit

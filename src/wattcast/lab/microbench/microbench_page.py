@@ -30,6 +30,7 @@ from wattcast.lab.microbench.microbench_report import (
 )
 from wattcast.lab.microbench.microbench_results import (
     MicroRow,
+    compute_costs,
     find_curve,
     find_fault,
     find_specified_rate,
@@ -97,20 +98,22 @@ def make_counted_profile(
     """Make a profile from a row of ``microbench_counters.jsonl``, in ncu's units (nanoseconds,
     percent).
     """
-    values = {
-        metric: value / 100.0 if ".pct" in metric else value for metric, value in counters.items()
-    }
-    return make_profile(
-        name, values | {TIME: counters[TIME] * 1e-9}, results, find_idle_power_w(results)
-    )
+    values = dict(counters)
+    for metric in values:
+        if ".pct" in metric:
+            values[metric] /= 100.0
+    values[TIME] = counters[TIME] * 1e-9
+    return make_profile(name, values, results, find_idle_power_w(results))
 
 
 def read_other_card(gpu: Gpu) -> tuple[MicroRow, ...]:
     """Rows of the other card that ships, multimedia included; none where there is no such card."""
-    folder = results_folder(gpu) / OTHER_CARD
-    return tuple(
-        r for name in RESULT_FILES if (folder / name).is_file() for r in read_results(folder / name)
-    )
+    results: list[MicroRow] = []
+    for name in RESULT_FILES:
+        path = results_folder(gpu) / OTHER_CARD / name
+        if path.is_file():
+            results += read_results(path)
+    return tuple(results)
 
 
 def pair_cards(
@@ -287,53 +290,43 @@ def curve_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
     rows = [["curve", "at", "operations /cycle/SM", "time", "energy", "W"]]
     for name, what in CURVES.items():
         points = [r for r in find_curve(results, name) if r.operation_s and r.operation_j]
-        amounts = [
-            r.at if name == "access" else 1.0 for r in points
-        ]  # there an operation moves so many bytes
-        time = [(r.operation_s or 0.0) / n for r, n in zip(points, amounts, strict=True)]
-        energy = [(r.operation_j or 0.0) / n for r, n in zip(points, amounts, strict=True)]
-        for r, s, j in zip(points, time, energy, strict=True):
+        costs = compute_costs(points, by_byte=name == "access")
+        for place, r in enumerate(points):
             mark = _named(r).removeprefix(f"`{r.name}`")
-            cells = [
-                _number(r.operations_per_cycle_sm, 4),
-                f"{s / min(time):.2f}",
-                f"{j / min(energy):.2f}",
-                _number(r.power_w),
-            ]
-            rows.append([f"{name} ({what}){mark}", f"{r.at:g}", *cells])
+            rows.append(
+                [
+                    f"{name} ({what}){mark}",
+                    f"{r.at:g}",
+                    _number(r.operations_per_cycle_sm, 4),
+                    f"{costs.time_s[place] / costs.time_s.min():.2f}",
+                    f"{costs.energy_j[place] / costs.energy_j.min():.2f}",
+                    _number(r.power_w),
+                ]
+            )
     return rows
 
 
 def active_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
     """Power by the number of SMs at work, and the line through it."""
-    points = [
-        (round(r.at * int(gpu.sm_count)) or 1, r.power_w)
-        for r in find_curve(results, "active")
-        if r.power_w
-    ]
-    count, power_w = (np.array(column, dtype=float) for column in zip(*points, strict=True))
-    slope_w, fixed_w = np.polyfit(count, power_w, 1)
+    points = [r for r in find_curve(results, "active") if r.power_w]
+    active_sms = [float(round(r.at * int(gpu.sm_count)) or 1) for r in points]
+    watts = [r.power_w or 0.0 for r in points]
+    slope_w, fixed_w = np.polyfit(active_sms, watts, 1)
     rows: list[Row] = [["SMs at work", "W", f"{fixed_w:.1f} W + {slope_w:.3f} W an SM"]]
-    return [
-        *rows,
-        *(
-            [f"{n:.0f}", f"{w:.1f}", f"{fixed_w + slope_w * n:.1f}"]
-            for n, w in zip(count, power_w, strict=True)
-        ),
-    ]
+    for sms, power_w in zip(active_sms, watts, strict=True):
+        rows.append([f"{sms:.0f}", f"{power_w:.1f}", f"{fixed_w + slope_w * sms:.1f}"])
+    return rows
 
 
 def idle_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
     """Nothing to do: with and without a context."""
-    idle = [r for r in keep_first_rounds(results).values() if r.group == "idle"]
-    cells = [
-        [_number(r.power_w, 4), _number(r.memory_power_w), _number((r.sm_clock_hz or 0.0) / 1e6)]
-        for r in idle
-    ]
-    return [
-        ["row", "W", "memory W", "NVML MHz"],
-        *([f"`{r.name}`", *c] for r, c in zip(idle, cells, strict=True)),
-    ]
+    rows: list[Row] = [["row", "W", "memory W", "NVML MHz"]]
+    for r in keep_first_rounds(results).values():
+        if r.group == "idle":
+            memory_w = _number(r.memory_power_w)
+            clock_mhz = _number((r.sm_clock_hz or 0.0) / 1e6)
+            rows.append([f"`{r.name}`", _number(r.power_w, 4), memory_w, clock_mhz])
+    return rows
 
 
 def clock_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
@@ -379,18 +372,19 @@ def card_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
         time = [abs(pair.time) for pair in mine if pair.time is not None]
         power = [pair.power for pair in mine if not pair.capped]
         memory_w = [pair.memory_w for pair in mine if pair.memory_w is not None]
-        cells = (
-            [f"{value:+.1%}" for value in (np.median(power), min(power), max(power))]
-            if power
-            else ["-"] * 3
+        spread = ["-", "-", "-"]
+        if power:
+            spread = [f"{np.median(power):+.1%}", f"{min(power):+.1%}", f"{max(power):+.1%}"]
+        rows.append(
+            [
+                kind,
+                str(len(mine)),
+                f"{np.median(time):.2%}" if time else "-",
+                str(len(power)),
+                *spread,
+                f"{np.median(memory_w):+.0f}",
+            ]
         )
-        shown = [
-            f"{np.median(time):.2%}" if time else "-",
-            str(len(power)),
-            *cells,
-            f"{np.median(memory_w):+.0f}",
-        ]
-        rows.append([kind, str(len(mine)), *shown])
     return rows
 
 
@@ -408,14 +402,17 @@ def advice_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
         b = by_name[without]
         if not advice or not (a.operation_s and b.operation_s and a.operation_j and b.operation_j):
             continue
-        pairs = (
-            advice[0].time,
-            b.operation_s / a.operation_s - 1.0,
-            advice[0].energy,
-            b.operation_j / a.operation_j - 1.0,
-        )
+        measured_time = b.operation_s / a.operation_s - 1.0
+        measured_energy = b.operation_j / a.operation_j - 1.0
         rows.append(
-            [f"`{name}`", advice[0].bottleneck, *(f"{100.0 * value:.1f} %" for value in pairs)]
+            [
+                f"`{name}`",
+                advice[0].bottleneck,
+                f"{100.0 * advice[0].time:.1f} %",
+                f"{100.0 * measured_time:.1f} %",
+                f"{100.0 * advice[0].energy:.1f} %",
+                f"{100.0 * measured_energy:.1f} %",
+            ]
         )
     return rows
 

@@ -18,6 +18,7 @@ from wattcast.lab.campaigns.database_files import make_pipe_table
 from wattcast.lab.microbench import microbench_results
 from wattcast.lab.microbench.microbench_results import (
     MicroRow,
+    compute_costs,
     find_curve,
     find_fault,
     find_levels,
@@ -100,7 +101,9 @@ def list_tables(results: Sequence[MicroRow], gpu: Gpu) -> dict[str, list[Row]]:
     """Return the head and rows of every table by its title: one a group, latencies, devices and
     what must hold.
     """
-    groups: dict[str, list[Row]] = {group: [list(HEAD)] for group in GROUPS}
+    groups: dict[str, list[Row]] = {}
+    for group in GROUPS:
+        groups[group] = [list(HEAD)]
     for r in keep_first_rounds(results).values():  # of a benchmark that was measured twice
         if r.group not in groups:
             continue
@@ -199,12 +202,9 @@ def _quote_others(r: MicroRow, gpu: Gpu) -> str:
     """Name what others measured on the architecture of ``gpu``."""
     if gpu.compute_capability != "9.0":
         return ""
-    published = [
-        row
-        for row in microbench_results.read_published("hopper_latencies.csv")
-        if row["ours"] == r.name
-    ]
-    return ", ".join(f"{row['value']} ({row['device']})" for row in published)
+    published = microbench_results.read_published("hopper_latencies.csv")
+    alike = [row for row in published if row["ours"] == r.name]
+    return ", ".join(f"{row['value']} ({row['device']})" for row in alike)
 
 
 def compare_results(
@@ -316,8 +316,10 @@ def make_truth_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
 
 def make_results_page(results: Sequence[MicroRow], gpu: Gpu) -> str:
     """Write all tables as a Markdown page."""
-    tables = list_tables(results, gpu).items()
-    parts = [f"## {title}\n\n{make_pipe_table(rows)}" for title, rows in tables if len(rows) > 1]
+    parts = []
+    for title, rows in list_tables(results, gpu).items():
+        if len(rows) > 1:
+            parts.append(f"## {title}\n\n{make_pipe_table(rows)}")
     return "\n\n".join(parts) + f"\n\n{FOOTNOTE}\n"
 
 
@@ -440,26 +442,23 @@ def _plot_costs(
     by_byte: bool,
 ) -> None:
     """Plot time and energy of an operation, or of a byte, over those of the best point."""
-    places = [r.at for r in points]
-    amounts = np.array(places if by_byte else [1.0] * len(points))
-    time_s = np.array([r.operation_s or 0.0 for r in points]) / amounts
-    energy_j = np.array([r.operation_j or 0.0 for r in points]) / amounts
+    costs = compute_costs(points, by_byte)
     axes.plot(
-        places,
-        time_s / time_s.min(),
+        costs.at,
+        costs.time_s / costs.time_s.min(),
         "o-",
         color=MODULE_COLOURS["dram"],
         label="time",
     )
     axes.plot(
-        places,
-        energy_j / energy_j.min(),
+        costs.at,
+        costs.energy_j / costs.energy_j.min(),
         "s--",
         color=MODULE_COLOURS["tensor"],
         label="energy",
     )
     axes.set_ylabel(f"Of {'a byte' if by_byte else 'an operation'}, over the best point")
-    if time_s.max() / time_s.min() > 6.0:
+    if costs.time_s.max() / costs.time_s.min() > 6.0:
         axes.set_yscale("log", base=2)
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
 
@@ -500,12 +499,9 @@ def draw_latencies(
         figure.subplots(1, 2), LATENCY_CURVES.items(), strict=True
     ):
         points = [r for r in find_curve(results, curve) if r.latency_cycles]
-        axes.plot(
-            [r.at for r in points],
-            [r.latency_cycles for r in points],
-            "o",
-            color=MODULE_COLOURS["dram"],
-        )
+        sizes = [r.at for r in points]
+        cycles = [r.latency_cycles or 0.0 for r in points]
+        axes.plot(sizes, cycles, "o", color=MODULE_COLOURS["dram"])
         for level in find_levels(results, curve):
             axes.hlines(
                 level.cycles,
@@ -521,9 +517,9 @@ def draw_latencies(
                 textcoords="offset points",
             )
         axes.set_xscale("log", base=2)
-        ticks = [r.at for r in points if np.log2(r.at) % 4 == 0]
+        ticks = [size for size in sizes if np.log2(size) % 4 == 0]
         axes.set_xticks(ticks, [_format_size(at) for at in ticks])
-        axes.set_ylim(0.0, 1.15 * max(r.latency_cycles or 0.0 for r in points))
+        axes.set_ylim(0.0, 1.15 * max(cycles))
         axes.set_xlabel("Size")
         axes.set_ylabel("Latency of a load (cycles)")
         axes.set_title(title)
@@ -537,20 +533,23 @@ def draw_throughput(
     source: str,
 ) -> Figure:
     """Draw operations per cycle and SM against the specification, where one is stated."""
-    measured = [r for r in keep_first_rounds(results).values() if r.operations_per_cycle_sm]
-    specified = []
-    for r in measured:
-        rate = microbench_results.find_specified_rate(gpu, r)
-        if rate:
-            specified.append((r, rate))
-    figure, axes = new_axes(8.0, 0.9 + 0.24 * len(specified))
-    share = [(r.operations_per_cycle_sm or 0.0) / spec for r, spec in specified]
-    axes.barh(range(len(specified)), share, color=MODULE_COLOURS["l2"])
+    names = []
+    shares = []
+    texts = []
+    for name, r in keep_first_rounds(results).items():
+        rate = r.operations_per_cycle_sm
+        specified = microbench_results.find_specified_rate(gpu, r)
+        if rate and specified:
+            names.append(name)
+            shares.append(rate / specified)
+            texts.append(f"{rate:.4g} of {specified:g}")
+    figure, axes = new_axes(8.0, 0.9 + 0.24 * len(names))
+    axes.barh(range(len(names)), shares, color=MODULE_COLOURS["l2"])
     axes.axvline(1.0, color="black", linewidth=0.8)
-    for place, (r, spec) in enumerate(specified):
-        axes.text(0.02, place, f"{r.operations_per_cycle_sm:.4g} of {spec:g}", va="center")
-    axes.set_yticks(range(len(specified)), [r.name for r, _ in specified])
-    axes.set_ylim(len(specified) - 0.4, -0.6)
+    for place, text in enumerate(texts):
+        axes.text(0.02, place, text, va="center")
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_xlabel("Measured over specified, operations per true cycle and SM")
     axes.set_title(gpu.title)
     return add_caption(figure, source)
@@ -562,10 +561,15 @@ def draw_energy(
     source: str,
 ) -> Figure:
     """Draw the energy of an arithmetic operation and of a byte, with idle power and above it."""
-    rows = [r for r in keep_first_rounds(results).values() if not r.curve and r.operation_j]
-    right_rows = [r for r in rows if not mark_name(r).endswith("†")]
-    arithmetic = [_operation_energy(r) for r in right_rows if r.group == "arithmetic"]
-    memory = [_byte_energy(r) for r in right_rows if r.group == "memory" and r.byte]
+    arithmetic = []
+    memory = []
+    for r in keep_first_rounds(results).values():
+        if r.curve or not r.operation_j or find_fault(r) is not None:
+            continue
+        if r.group == "arithmetic":
+            arithmetic.append(_operation_energy(r))
+        elif r.group == "memory" and r.byte:
+            memory.append(_byte_energy(r))
     figure = new_figure(9.6, 1.2 + 0.22 * max(len(arithmetic), len(memory)))
     arithmetic_axes, memory_axes = figure.subplots(1, 2)
     _plot_energies(arithmetic_axes, arithmetic)
@@ -680,11 +684,11 @@ def make_microbench_figures(
     source: str,
 ) -> dict[str, FigureMaker]:
     """Return every figure that the results have points for, by file name."""
-    figures: dict[str, FigureMaker] = {
-        f"microbench-{name}": partial(draw_curve, results, name, gpu, source)
-        for name in CURVES
-        if len([r for r in find_curve(results, name) if r.operation_s and r.operation_j]) > 1
-    }
+    figures: dict[str, FigureMaker] = {}
+    for name in CURVES:
+        points = [r for r in find_curve(results, name) if r.operation_s and r.operation_j]
+        if len(points) > 1:
+            figures[f"microbench-{name}"] = partial(draw_curve, results, name, gpu, source)
     if all(find_curve(results, curve) for curve in LATENCY_CURVES):
         figures["microbench-latencies"] = partial(draw_latencies, results, gpu, source)
     figures["microbench-throughput"] = partial(draw_throughput, results, gpu, source)

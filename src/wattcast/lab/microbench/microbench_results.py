@@ -161,7 +161,10 @@ def read_results(path: Path) -> tuple[MicroRow, ...]:
     file = path / RESULTS_FILE if path.is_dir() else path
     if not file.is_file():
         raise bad_value(str(path), f"a folder with {RESULTS_FILE}, or such a file", "none")
-    latest = {str(row.get("id")): row for row in read_lines(file) if not row.get("error")}
+    latest = {}
+    for row in read_lines(file):
+        if not row.get("error"):
+            latest[str(row.get("id"))] = row
     if not latest:
         raise BadInput(
             f"{file.name} holds no row without an error: measure again (wattcast lab microbench)."
@@ -220,6 +223,30 @@ def find_curve(results: Iterable[MicroRow], name: str) -> list[MicroRow]:
     return sorted((r for r in results if r.curve == name and r.repeat == 0), key=lambda r: r.at)
 
 
+@dataclass(frozen=True)
+class CurveCosts:
+    """The places of a curve, with time and energy of an operation or of a byte; NaN where one was
+    not measured.
+    """
+
+    at: Array
+    time_s: Array
+    energy_j: Array
+    above_idle_j: Array
+
+
+def compute_costs(points: Iterable[MicroRow], by_byte: bool = False) -> CurveCosts:
+    """Return the costs of points; ``by_byte`` where an operation moves as many bytes as its place
+    says.
+    """
+    rows = []
+    for r in points:
+        amount = r.at if by_byte else 1.0
+        rows.append((r.at, amount, r.operation_s, r.operation_j, r.operation_above_idle_j))
+    at, amounts, time_s, energy_j, above_idle_j = np.array(rows, dtype=np.float64).reshape(-1, 5).T
+    return CurveCosts(at, time_s / amounts, energy_j / amounts, above_idle_j / amounts)
+
+
 _read_table = cache(partial(read_shipped_table, "wattcast.lab.microbench"))
 read_published = cache(
     partial(read_shipped_table, "wattcast", "database", "published")
@@ -233,14 +260,10 @@ def find_specified_rate(gpu: Gpu, result: MicroRow) -> float | None:
     cuda = pipes.cuda_flop_per_cycle
     wide = result.byte if result.operations else None
     rates = {  # what an SM does in a cycle, and how much of it an operation takes
-        **{
-            name: (cuda.get(dtype), 2.0)
-            for name, dtype in (("fp32", Dtype.FP32), ("fp64", Dtype.FP64))
-        },
-        **{
-            name: (cuda.get(dtype), 4.0)
-            for name, dtype in (("fp16x2", Dtype.FP16), ("bf16x2", Dtype.BF16))
-        },
+        "fp32": (cuda.get(Dtype.FP32), 2.0),
+        "fp64": (cuda.get(Dtype.FP64), 2.0),
+        "fp16x2": (cuda.get(Dtype.FP16), 4.0),
+        "bf16x2": (cuda.get(Dtype.BF16), 4.0),
         "int32": (pipes.int32_op_per_cycle, 1.0),
         "sfu": (pipes.sfu_op_per_cycle, 1.0),
         "sfu_pair": (pipes.sfu_op_per_cycle, 2.0),
@@ -256,9 +279,10 @@ def find_specified_rate(gpu: Gpu, result: MicroRow) -> float | None:
     if key in rates:
         rate, per_operation = rates[key]
         return None if rate is None else float(rate) / per_operation
-    stated = {(row["compute_capability"], row["key"]): row for row in _read_table("throughput.csv")}
-    row = stated.get((gpu.compute_capability, key))
-    return float(row["per_cycle_sm"]) if row else None
+    for row in _read_table("throughput.csv"):
+        if row["compute_capability"] == gpu.compute_capability and row["key"] == key:
+            return float(row["per_cycle_sm"])
+    return None
 
 
 def find_fault(result: MicroRow) -> str | None:
@@ -407,12 +431,9 @@ def _check_rounds(results: Sequence[MicroRow]) -> Iterator[ExpectedTruth]:
 
 def find_best_copy(results: Iterable[MicroRow]) -> MicroRow | None:
     """Return the fastest of our ways to copy DRAM."""
-    ways = [
-        r
-        for r in keep_first_rounds(results).values()
-        if r.name.startswith("dram_copy") and r.byte_per_s
-    ]
-    return max(ways, key=lambda r: r.byte_per_s or 0.0, default=None)
+    first_rounds = keep_first_rounds(results).values()
+    copies = [r for r in first_rounds if r.name.startswith("dram_copy") and r.byte_per_s]
+    return max(copies, key=lambda r: r.byte_per_s or 0.0, default=None)
 
 
 @dataclass(frozen=True)
@@ -492,15 +513,24 @@ def find_levels(results: Iterable[MicroRow], curve: str) -> list[MemoryLevel]:
     """Find plateaus of two or more sizes along ``ring`` or ``pages``, each within 4 % of its
     mean.
     """
-    points = [r for r in find_curve(results, curve) if r.latency_cycles]
-    levels: list[list[MicroRow]] = [[]]
-    for r in points:
-        latencies = [p.latency_cycles or 0.0 for p in (*levels[-1], r)]
-        if max(latencies) - min(latencies) > 0.08 * np.mean(latencies):
-            levels.append([])
-        levels[-1].append(r)
-    flat = [level for level in levels if len(level) > 1]
-    return [
-        MemoryLevel(lv[0].at, lv[-1].at, float(np.mean([r.latency_cycles or 0.0 for r in lv])))
-        for lv in flat
-    ]
+    levels: list[MemoryLevel] = []
+    sizes: list[float] = []  # of the plateau that is being followed
+    latencies: list[float] = []
+    for r in find_curve(results, curve):
+        if not r.latency_cycles:
+            continue
+        with_next = [*latencies, r.latency_cycles]
+        if max(with_next) - min(with_next) > 0.08 * np.mean(with_next):
+            levels += _end_level(sizes, latencies)
+            sizes = []
+            latencies = []
+        sizes.append(r.at)
+        latencies.append(r.latency_cycles)
+    return [*levels, *_end_level(sizes, latencies)]
+
+
+def _end_level(sizes: list[float], latencies: list[float]) -> list[MemoryLevel]:
+    """Return a plateau, or nothing where one size stands alone."""
+    if len(sizes) < 2:
+        return []
+    return [MemoryLevel(sizes[0], sizes[-1], float(np.mean(latencies)))]

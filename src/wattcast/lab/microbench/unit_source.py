@@ -60,9 +60,8 @@ def read_pieces() -> dict[str, dict[str, Template]]:
     for piece in re.split(r"^//: ", text, flags=re.MULTILINE)[1:]:
         name, *lines = piece.splitlines()
         kind, _, part = name.partition(".")
-        pieces[kind][part] = Template(
-            " ".join(line.strip() for line in lines if line and line[:2] != "//")
-        )
+        code = [line.strip() for line in lines if line and not line.startswith("//")]
+        pieces[kind][part] = Template(" ".join(code))
     return pieces
 
 
@@ -201,12 +200,12 @@ class Benchmark:
             signature=SIGNATURE,
             threads=self.threads,
             blocks=self.blocks_per_sm,
-            functions="\n".join(dict.fromkeys(unit.source for unit in units if unit.source)),
+            functions="\n".join(filter(None, dict.fromkeys(unit.source for unit in units))),
             declare="\n  ".join(unit.declare for unit in units),
-            before="\n    ".join(unit.before for unit in units if unit.before),
+            before=_join_texts("\n    ", units, "before"),
             body="\n".join(lines),
-            advance="\n    ".join(unit.advance for unit in units if unit.advance),
-            finish="\n  ".join(unit.finish for unit in units if unit.finish),
+            advance=_join_texts("\n    ", units, "advance"),
+            finish=_join_texts("\n  ", units, "finish"),
             fold=" ^ ".join(f"({unit.fold})" for unit in units),
             begin=BEGIN if self.stamped == 1 else BEGIN_OF_SOME.format(every=self.stamped),
             end=END if self.stamped == 1 else END_OF_SOME.format(every=self.stamped),
@@ -215,17 +214,27 @@ class Benchmark:
         )
 
 
+def _join_texts(
+    separator: str,
+    units: list[BenchUnit],
+    attribute: str,
+) -> str:
+    """Join a text of all units that have it."""
+    texts = [getattr(unit, attribute) for unit in units]
+    return separator.join(filter(None, texts))
+
+
 def interleave_steps(
     parts: tuple[tuple[BenchUnit, int], ...], interleave: bool = True
 ) -> list[str]:
     """Interleave the steps of all units evenly, or put one unit after another."""
-    placed = [
-        ((place + 0.5) / count if interleave else float(order), order, place, unit)
-        for order, (unit, count) in enumerate(parts)
-        for place in range(count)
-    ]
-    placed.sort(key=lambda entry: entry[:3])
-    return [unit.step(place) for _, _, place, unit in placed]
+    placed: list[tuple[float, int, int]] = []  # share of the body before it, part, step
+    for part, (_, count) in enumerate(parts):
+        for step in range(count):
+            share = (step + 0.5) / count if interleave else float(part)
+            placed.append((share, part, step))
+    placed.sort()
+    return [parts[part][0].step(step) for _, part, step in placed]
 
 
 # Stamps of every block, or of some: these alone wait for one another and read the timer.

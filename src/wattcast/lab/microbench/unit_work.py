@@ -48,6 +48,7 @@ from wattcast.lab.microbench.benchmark_suite import find_benchmarks, list_benchm
 from wattcast.lab.microbench.microbench_campaign import CompiledKernels, worker_count
 from wattcast.lab.microbench.microbench_results import (
     MicroRow,
+    compute_costs,
     find_best_copy,
     find_curve,
     find_fault,
@@ -98,25 +99,24 @@ class KernelCounters(dict[str, float]):
     @classmethod
     def from_metrics(cls, metrics: Mapping[str, float]) -> KernelCounters:
         """Take the metrics of a profiler; ``stalled_x`` are the waits for x of an instruction."""
-        counters = cls(
-            {name: metrics[metric] for name, metric in METRICS.items() if metric in metrics}
-        )
-        limits = [metrics[name] for name in metrics if name.startswith(OCCUPANCY_LIMIT)]
-        if limits:
-            counters["resident_blocks"] = min(limits)
+        counters = cls()
+        for name, metric in METRICS.items():
+            if metric in metrics:
+                counters[name] = metrics[metric]
+        for metric, value in metrics.items():
+            if metric.startswith(OCCUPANCY_LIMIT):
+                counters["resident_blocks"] = min(counters.get("resident_blocks", np.inf), value)
+            elif "issue_stalled_" in metric:
+                reason = metric.partition("issue_stalled_")[2].partition("_per_issue")[0]
+                counters[f"stalled_{reason}"] = value
         elapsed = metrics.get("sm__cycles_elapsed.max", 0.0)
         if elapsed > 0.0 and "sm_cycles" in counters:
             counters["sm_count"] = float(round(counters["sm_cycles"] / elapsed))
-        for metric in metrics:
-            if "issue_stalled_" in metric:
-                counters[metric[metric.index("stalled_") :].split("_per_issue")[0]] = metrics[
-                    metric
-                ]
         return counters
 
     def has(self, *names: str) -> bool:
         """Tell whether all of these were counted."""
-        return all(name in self for name in names)
+        return self.keys() >= set(names)
 
     @property
     def passes(self) -> float:
@@ -155,12 +155,12 @@ class KernelCounters(dict[str, float]):
     @property
     def access_byte(self) -> float | None:
         """Mean bytes of a thread's access to memory."""
-        total = sum(self[counter] for counter in ACCESSES.values())
-        return (
-            sum(size * self[counter] for size, counter in ACCESSES.items()) / total
-            if total > 0.0
-            else None
-        )
+        accesses = 0.0
+        accessed_byte = 0.0
+        for size, counter in ACCESSES.items():
+            accesses += self[counter]
+            accessed_byte += size * self[counter]
+        return accessed_byte / accesses if accesses > 0.0 else None
 
     @property
     def reads_table(self) -> bool:
@@ -187,13 +187,16 @@ class KernelCounters(dict[str, float]):
     @property
     def far_share(self) -> float:
         """Share of waiting that is for memory beyond the L1."""
-        waits = {
-            name.removeprefix("stalled_"): share
-            for name, share in self.items()
-            if name.startswith("stalled_")
-        }
-        total = sum(share for why, share in waits.items() if why not in NO_STALLS)
-        return sum(waits.get(why, 0.0) for why in FAR_STALLS) / total if total > 0.0 else FAR_SHARE
+        far = 0.0
+        every = 0.0
+        for name, share in self.items():
+            stall, prefix, reason = name.rpartition("stalled_")
+            if not prefix or stall or reason in NO_STALLS:
+                continue
+            every += share
+            if reason in FAR_STALLS:
+                far += share
+        return far / every if every > 0.0 else FAR_SHARE
 
     @property
     def constants(self) -> float:
@@ -241,16 +244,16 @@ class UnitWork:
 
 def combine_units_s(work: Mapping[str, UnitWork], exponent: float = EXPONENT) -> float:
     """Return the seconds N that all units need together; products run on half of the fp32 pipe."""
-    seconds = {unit: w.seconds for unit, w in work.items() if unit != "issue"}
-    if "products" in seconds:
-        seconds["fp32"] = max(seconds.get("fp32", 0.0), seconds.pop("products"))
-    most = max(seconds.values(), default=0.0)
-    together = (
-        most * sum((s / most) ** exponent for s in seconds.values()) ** (1.0 / exponent)
-        if most
-        else 0.0
-    )
-    return max(together, work["issue"].seconds if "issue" in work else 0.0)
+    unit_s = {unit: w.seconds for unit, w in work.items()}
+    issue_s = unit_s.pop("issue", 0.0)
+    if "products" in unit_s:
+        unit_s["fp32"] = max(unit_s.get("fp32", 0.0), unit_s.pop("products"))
+    most_s = max(unit_s.values(), default=0.0)
+    if most_s == 0.0:
+        return issue_s
+    powers = [(seconds / most_s) ** exponent for seconds in unit_s.values()]
+    together_s = float(most_s * sum(powers) ** (1.0 / exponent))
+    return max(together_s, issue_s)
 
 
 @dataclass(frozen=True)
@@ -266,9 +269,8 @@ class KernelProfile:
     @property
     def busiest(self) -> str:
         """The unit that sets the time, as far as the profile tells."""
-        return max(
-            (u for u in self.work if u not in ELSEWHERE), key=lambda unit: self.work[unit].seconds
-        )
+        units = [unit for unit in self.work if unit not in ELSEWHERE]
+        return max(units, key=lambda unit: self.work[unit].seconds)
 
     @property
     def busy_share(self) -> float:
@@ -312,7 +314,7 @@ def list_usable_units(results: Sequence[MicroRow], counted: Container[str]) -> d
         rate = by_name.get(usable.benchmark)
         if rate is None or not rate.operation_s or rate.operation_above_idle_j is None:
             continue
-        if all(counter in counted for counter in usable.counters):
+        if _are_counted(usable.counters, counted):
             units[unit] = usable
     return units
 
@@ -327,12 +329,16 @@ def _adapt_count(
     if unit in INSTEAD and _is_missing_or_wrong(by_name.get(count.benchmark)):
         benchmark, operations = INSTEAD[unit]
         count = replace(count, benchmark=benchmark, operations=operations)
-    if unit == "l2" and not all(counter in counted for counter in count.counters):
+    if unit == "l2" and not _are_counted(count.counters, counted):
         # counts what goes from one half of the L2 to the other again
         return replace(count, counters=("l2_itself",))
     if unit == "l1" and "wavefronts" not in counted:
         return replace(count, counters=("shared_passes",))
     return count
+
+
+def _are_counted(counters: Iterable[str], counted: Container[str]) -> bool:
+    return all(counter in counted for counter in counters)
 
 
 def _is_missing_or_wrong(result: MicroRow | None) -> bool:
@@ -356,10 +362,11 @@ def make_profile(
             work[unit] = _tensor_work(counters, result, idle_w)
         else:
             work[unit] = _unit_work(unit, count, counters, results)
-    busiest = max(
-        (unit for unit in work if unit != "issue"), key=lambda unit: work[unit].seconds, default=""
-    )
-    others_s = combine_units_s({unit: w for unit, w in work.items() if unit != busiest})
+    units = [unit for unit in work if unit != "issue"]
+    busiest = max(units, key=lambda unit: work[unit].seconds, default="")
+    other_work = dict(work)
+    other_work.pop(busiest, None)
+    others_s = combine_units_s(other_work)
     if combine_units_s(work) > time_s > others_s:  # it is faster here than its microbenchmark
         fitted_s = (time_s**EXPONENT - others_s**EXPONENT) ** (1.0 / EXPONENT)
         work[busiest] = UnitWork(fitted_s, work[busiest].joules)
@@ -514,14 +521,10 @@ def curve_ratio(
     points = [r for r in find_curve(results, name) if r.operation_s and r.operation_above_idle_j]
     if len(points) < 2:
         return None
-    places = np.array([point.at for point in points])
-    amounts = places if by_byte else np.ones(len(points))
-    time_s = np.array([point.operation_s or 0.0 for point in points]) / amounts
-    energy_j = np.array([point.operation_above_idle_j or 0.0 for point in points]) / amounts
-    return CurveRatio(
-        float(np.interp(best, places, time_s) / np.interp(at, places, time_s)),
-        float(np.interp(best, places, energy_j) / np.interp(at, places, energy_j)),
-    )
+    costs = compute_costs(points, by_byte)
+    best_s, at_s = np.interp([best, at], costs.at, costs.time_s)
+    best_j, at_j = np.interp([best, at], costs.at, costs.above_idle_j)
+    return CurveRatio(float(best_s / at_s), float(best_j / at_j))
 
 
 def find_idle_power_w(results: Sequence[MicroRow]) -> float:
@@ -539,10 +542,8 @@ def find_idle_power_w(results: Sequence[MicroRow]) -> float:
 
 def read_unit_metrics() -> list[str]:
     """Read every metric of ``microbench_metrics.csv``."""
-    return [
-        row["metric"]
-        for row in read_shipped_table("wattcast.lab.microbench", "microbench_metrics.csv")
-    ]
+    rows = read_shipped_table("wattcast.lab.microbench", "microbench_metrics.csv")
+    return [row["metric"] for row in rows]
 
 
 def collect_unit_counters(
@@ -579,24 +580,29 @@ def collect_unit_counters(
 def read_counted_ids(out: Path) -> set[str]:
     """Return the kernels whose counters are on file for their present version."""
     path = out / "microbench_counters.jsonl"
-    now = {b.name: b.version for b in list_benchmarks()}
-    rows = read_lines(path, missing_ok=True)
-    return {
-        str(row["id"]) for row in rows if int(row.get("version", 1)) >= now.get(str(row["id"]), 1)
-    }
+    versions = {benchmark.name: benchmark.version for benchmark in list_benchmarks()}
+    counted_ids = set()
+    for row in read_lines(path, missing_ok=True):
+        name = str(row["id"])
+        if int(row.get("version", 1)) >= versions.get(name, 1):
+            counted_ids.add(name)
+    return counted_ids
 
 
 def read_unit_table(lines: Iterable[str]) -> Iterable[Plain]:
     """Read one row a kernel of ``ncu``'s table, by the kernel's name."""
-    versions = {b.name: b.version for b in list_benchmarks() if b.version > 1}
+    versions = {benchmark.name: benchmark.version for benchmark in list_benchmarks()}
     for row, metrics in nsight_counters.read_ncu_rows(lines, read_unit_metrics()):
         name = (row.get("Kernel Name") or "").split("(")[0].strip()
         if not name:
             continue
         fields: Plain = {"id": name.removeprefix("media_"), "kernel": name}
-        fields |= {"version": versions[name]} if name in versions else {}
-        fields |= {"frames": COUNTED_FRAMES} if name.startswith("media_") else {}
-        yield fields | {"metrics": metrics}
+        if versions.get(name, 1) > 1:
+            fields["version"] = versions[name]
+        if name.startswith("media_"):
+            fields["frames"] = COUNTED_FRAMES
+        fields["metrics"] = metrics
+        yield fields
 
 
 def count_kernels(
