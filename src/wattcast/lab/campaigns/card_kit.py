@@ -204,20 +204,16 @@ def list_operators(dtype: str, memory_byte: float) -> list[dict[str, Any]]:
     """Return the operators of the plan that fit, short and long ones mixed."""
     operators: list[dict[str, Any]] = []
     for n, k in _SIDES:
-        sides = {
-            "n": n,
-            "k": k,
-            "bias": False,
-            "dtype": dtype,
-        }
-        operators += [
-            {
+        for m in _TOKENS:
+            product = {
                 "op": "linear",
                 "m": m,
-                **sides,
+                "n": n,
+                "k": k,
+                "bias": False,
+                "dtype": dtype,
             }
-            for m in _TOKENS
-        ]
+            operators.append(product)
     add = {
         "op": "elementwise",
         "function": "add",
@@ -334,7 +330,9 @@ class TorchKitDevice:
         torch = self._torch
         form = torch.bfloat16 if operator["dtype"] == "bf16" else torch.float16
         if operator["op"] == "linear":
-            m, n, k = (operator[name] for name in "mnk")
+            m = operator["m"]
+            n = operator["n"]
+            k = operator["k"]
             sets = int(min(max(2.0 * self._l2_byte / (2.0 * n * k), 1), self._MOST_SETS)) + 1
             tokens = torch.randn(m, k, device="cuda", dtype=form)
             weights = [torch.randn(n, k, device="cuda", dtype=form) for _ in range(sets)]
@@ -344,13 +342,11 @@ class TorchKitDevice:
         else:
             values = operator["n"]
             sets = int(min(max(2.0 * self._l2_byte / (6.0 * values), 1), self._MOST_SETS)) + 1
-            pairs = [
-                (
-                    torch.randn(values, device="cuda", dtype=form),
-                    torch.randn(values, device="cuda", dtype=form),
-                )
-                for _ in range(sets)
-            ]
+            pairs = []
+            for _ in range(sets):
+                first = torch.randn(values, device="cuda", dtype=form)
+                second = torch.randn(values, device="cuda", dtype=form)
+                pairs.append((first, second))
 
             def call(copy: int) -> None:
                 torch.add(*pairs[copy % sets])

@@ -214,11 +214,7 @@ def read_points(plan: str) -> list[dict[str, Any]]:
     anywhere.
     """
     lines = read_lines(MODELS_FILE.with_name("engine_points.jsonl"))
-    return [
-        {key: value for key, value in line.items() if key != "plan"}
-        for line in lines
-        if line["plan"] == plan
-    ]
+    return [line for line in lines if line.pop("plan") == plan]
 
 
 PROFILED_POINTS = (  # whose kernels are named, once a model

@@ -101,11 +101,15 @@ def estimate_capacity(rows: list[dict[str, Any]], point: TrafficPoint | LoadPoin
     A request costs its prompt at the rate of a prefill step and its output at the rate of the
     largest decode batch: 1 / c = P t_prefill / n_prefill + O t_decode / B, with the mean lengths P
     and O."""
-    usable = [row for row in rows if row.get("latency_s") and not row.get("error")]
-    prefills = [
-        row for row in usable if row.get("kind") == "prefill" and row.get("prompt_tokens_per_step")
-    ]
-    decodes = [row for row in usable if row.get("kind") == "decode" and row.get("batch")]
+    prefills = []
+    decodes = []
+    for row in rows:
+        if row.get("error") or not row.get("latency_s"):
+            continue
+        if row.get("kind") == "prefill" and row.get("prompt_tokens_per_step"):
+            prefills.append(row)
+        elif row.get("kind") == "decode" and row.get("batch"):
+            decodes.append(row)
     if not prefills or not decodes:
         return None
     prefill = min(prefills, key=lambda row: abs(row["prompt_tokens_per_step"] - 2048))
@@ -471,11 +475,10 @@ class EngineSession:
         ends the model.
         """
         began_s = self.clock()
-        planned = {
-            key: value
-            for key, value in asdict(point).items()
-            if value or key not in engine_campaign.SAMPLING_FIELDS
-        }
+        planned = asdict(point)
+        for key in engine_campaign.SAMPLING_FIELDS:
+            if not planned.get(key):
+                planned.pop(key, None)
         if isinstance(point, TrafficPoint):
             planned["held_out_load"] = point.load in engine_campaign.HELD_OUT_LOADS
         device_error = None

@@ -337,7 +337,8 @@ def run_kernel_campaign(
             f"{bench.top_clock_hz / 1e6:.0f} MHz"
         )
         for place, step in enumerate(steps):
-            step_s, campaign.ahead = time.monotonic(), steps[place + 1 :]
+            step_s = time.monotonic()
+            campaign.ahead = steps[place + 1 :]
             try:
                 STEPS[step](campaign)
             except CannotWrite:  # no later row could be kept either

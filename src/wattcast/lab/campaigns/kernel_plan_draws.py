@@ -41,15 +41,13 @@ def pack_kernel_plan(rounds: int = ROUNDS) -> bytes:
     lines = []
     for number in range(1, rounds + 1):
         for spec in draw_kernel_plan(number):
-            fields = {name: getattr(spec, name) for name in ("family", "operator", *usual)}
-            written = {
-                name: value
-                for name, value in fields.items()
-                if name not in usual or value != usual[name]
-            }
-            lines.append(
-                json.dumps({"round": number, "spec": written}, separators=(",", ":")) + "\n"
-            )
+            written: dict[str, Any] = {"family": spec.family, "operator": spec.operator}
+            for name, default in usual.items():
+                value = getattr(spec, name)
+                if value != default:
+                    written[name] = value
+            line = json.dumps({"round": number, "spec": written}, separators=(",", ":"))
+            lines.append(f"{line}\n")
     return gzip.compress("".join(lines).encode(), 9, mtime=0)
 
 
@@ -125,7 +123,8 @@ def _bytes(
     detail: dict[str, Any],
 ) -> dict[str, int]:
     """Bytes read and written where the function's number of inputs times ``n`` does not say it."""
-    width, n = Dtype(dtype).byte, rows * cols  # type: ignore[call-arg]
+    width = Dtype(dtype).byte  # type: ignore[call-arg]
+    n = rows * cols
     small = cols if detail.get("over") == "rows" else rows
     if form == "broadcast":
         mask = 1 if function in ("masked_fill", "where") else width
@@ -157,15 +156,17 @@ def draw_kernel_plan(round_: int = 1) -> list[OperatorSpec]:
     """Draw all operators of a round, families interleaved in proportion, none of an earlier
     round.
     """
-    earlier = {spec.id for before in range(1, round_) for spec in draw_kernel_plan(before)}
-    placed: list[tuple[float, str, OperatorSpec]] = []
+    earlier_ids: set[str] = set()
+    for earlier_round in range(1, round_):
+        earlier_ids |= {spec.id for spec in draw_kernel_plan(earlier_round)}
+    places: dict[tuple[float, str], OperatorSpec] = {}  # by share of the family before it
     for family, count in WANTED.items():
         random = Random(f"{SEED + round_ - 1}-{family}")
-        chosen = [
-            spec for spec in _distinct(_MAKERS[family], random, count) if spec.id not in earlier
-        ]
-        placed += [((place + 0.5) / len(chosen), family, spec) for place, spec in enumerate(chosen)]
-    return [spec for _, _, spec in sorted(placed, key=lambda item: item[:2])]
+        drawn = _distinct(_MAKERS[family], random, count)
+        chosen = [spec for spec in drawn if spec.id not in earlier_ids]
+        for place, spec in enumerate(chosen):
+            places[(place + 0.5) / len(chosen), family] = spec
+    return [places[place] for place in sorted(places)]
 
 
 def _distinct(
@@ -197,10 +198,13 @@ def read_convolutions() -> list[dict[str, int | str]]:
 
 def _read_shapes(name: str) -> list[dict[str, int | str]]:
     rows = csv.DictReader(Path(__file__).with_name(name).read_text(encoding="utf-8").splitlines())
-    return [
-        {key: int(value) if value.isdigit() else value for key, value in row.items()}
-        for row in rows
-    ]
+    shapes = []
+    for row in rows:
+        shape: dict[str, int | str] = {}
+        for key, value in row.items():
+            shape[key] = int(value) if value.isdigit() else value
+        shapes.append(shape)
+    return shapes
 
 
 def draw_log_uniform(
@@ -250,7 +254,9 @@ def _linear(random: Random) -> OperatorSpec:
         n = draw_log_uniform(random, 32, 24576, step)
         k = draw_log_uniform(random, 32, 24576, step)
     if dtype == "fp8":
-        m, n, k = (-(-size // 16) * 16 for size in (m, n, k))
+        m = _round_up(m, 16)
+        n = _round_up(n, 16)
+        k = _round_up(k, 16)
     bias = random.random() < 0.4
     layout = "nn" if bias and dtype != "fp8" and random.random() < 0.4 else "nt"
     operator = {
@@ -266,6 +272,10 @@ def _linear(random: Random) -> OperatorSpec:
     return OperatorSpec("linear", operator, layout, "none" if random.random() < 0.12 else "weights")
 
 
+def _round_up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
 def _bmm(random: Random) -> OperatorSpec:
     dtype = random.choices(["bf16", "fp16", "tf32", "fp32"], [55, 20, 12, 13])[0]
     model = random.choice(read_transformers())
@@ -275,18 +285,22 @@ def _bmm(random: Random) -> OperatorSpec:
         batch = random.choice([1, 1, 2, 4, 8, 16])
         length = random.choice([64, 128, 197, 256, 384, 512, 777, 1024, 2048, 4096])
         queries = 1 if random.random() < 0.2 else length
-        scores = random.random() < 0.5  # q k' first, then weights v
-        n, k, layout = (length, head_dim, "nt") if scores else (head_dim, length, "nn")
+        are_scores = random.random() < 0.5  # q k' first, then weights v
+        layout = "nt" if are_scores else "nn"
         shape = {
             "b": batch * heads,
             "m": queries,
-            "n": n,
-            "k": k,
+            "n": length if are_scores else head_dim,
+            "k": head_dim if are_scores else length,
         }
     else:
         step = random.choice([1, 8, 32])
-        shape = {"b": draw_log_uniform(random, 1, 512)}
-        shape |= {name: draw_log_uniform(random, 16, 4096, step) for name in "mnk"}
+        shape = {
+            "b": draw_log_uniform(random, 1, 512),
+            "m": draw_log_uniform(random, 16, 4096, step),
+            "n": draw_log_uniform(random, 16, 4096, step),
+            "k": draw_log_uniform(random, 16, 4096, step),
+        }
         layout = random.choice(["nn", "nt"])
     return OperatorSpec(
         "bmm",
@@ -303,12 +317,17 @@ def _conv2d(random: Random) -> OperatorSpec:
     dtype = random.choices(["bf16", "fp16", "tf32", "fp32"], [45, 25, 18, 12])[0]
     if random.random() < 0.6:
         row = random.choice(read_convolutions())
-        c, k, size, filter_, stride, padding, groups = (
-            int(row[name]) for name in ("c", "k", "size", "filter", "stride", "padding", "groups")
-        )
+        c = int(row["c"])
+        k = int(row["k"])
+        size = int(row["size"])
+        filter_ = int(row["filter"])
+        stride = int(row["stride"])
+        padding = int(row["padding"])
+        groups = int(row["groups"])
     else:
         filter_ = random.choice([1, 1, 3, 3, 3, 5, 7])
-        c, k = (draw_log_uniform(random, 8, 1024, random.choice([1, 8, 32])) for _ in "ck")
+        c = draw_log_uniform(random, 8, 1024, random.choice([1, 8, 32]))
+        k = draw_log_uniform(random, 8, 1024, random.choice([1, 8, 32]))
         size = draw_log_uniform(random, 7, 224)
         stride = random.choice([1, 1, 1, 2])
         padding = filter_ // 2
@@ -369,7 +388,9 @@ def _rows(random: Random, kind: str) -> OperatorSpec:
 
 def _attention(random: Random) -> OperatorSpec:
     model = random.choice(read_transformers())
-    heads, kv_heads, head_dim = (int(model[name]) for name in ("heads", "kv_heads", "head_dim"))
+    heads = int(model["heads"])
+    kv_heads = int(model["kv_heads"])
+    head_dim = int(model["head_dim"])
     if random.random() < 0.4:
         head_dim = random.choice([64, 96, 128])
         kv_heads = random.choice([1, 2, 4, 8, 16])

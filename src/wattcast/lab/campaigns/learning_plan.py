@@ -47,23 +47,28 @@ def main(to: str, count: int = 1500) -> None:
     bundle = bundle_for(gpu)
     bundle = replace(bundle, launch=replace(bundle.launch, host_s_per_operator=0.0))
     plain = [row for row in read_plain_rows("h200") if row["kind"] in ("burst", "sustained")]
-    measured = {row["spec"] for row in plain if row["kind"] == "sustained"}
-    some = (_read_spec(row) for row in plain if not row["error"] and row["spec"] not in measured)
-    specs = {spec.id: spec for spec in some if spec.id not in measured}
-    entries: list[tuple[float, str, OperatorSpec]] = []
+    measured_ids = {row["spec"] for row in plain if row["kind"] == "sustained"}
+    specs = {}
+    for row in plain:
+        if row["error"] or row["spec"] in measured_ids:
+            continue
+        spec = _read_spec(row)
+        if spec.id not in measured_ids:
+            specs[spec.id] = spec
+    places: dict[tuple[float, str], OperatorSpec] = {}  # by share of the family before it
     for family, share in SHARE.items():
         most = count * share // 100
         chosen = list[OperatorSpec]()
         for _, spec in sorted(specs.items()):
-            if len(chosen) < most and spec.family == family and choose_sustained(spec):
-                chosen += [spec] if predict_power_w(spec, gpu, bundle) < BELOW_W else []
-        entries += [
-            ((place + 0.5) / len(chosen), family, spec) for place, spec in enumerate(chosen)
-        ]
+            if len(chosen) == most:
+                break
+            is_candidate = spec.family == family and choose_sustained(spec)
+            if is_candidate and predict_power_w(spec, gpu, bundle) < BELOW_W:
+                chosen.append(spec)
+        for place, spec in enumerate(chosen):
+            places[(place + 0.5) / len(chosen), family] = spec
         print(family, len(chosen))
-    write_listed(
-        Path(to), [(spec, {}) for *_, spec in sorted(entries, key=lambda entry: entry[:2])]
-    )
+    write_listed(Path(to), [(places[place], {}) for place in sorted(places)])
 
 
 def _read_spec(row: Plain) -> OperatorSpec:

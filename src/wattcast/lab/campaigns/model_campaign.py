@@ -116,32 +116,32 @@ class ModelRunSpec:
     def workload(self) -> dict[str, Any]:
         """The options of ``wattcast predict`` that say the same."""
         options = {
-            name: getattr(self, name)
-            for name in ("batch", "seq", "phase", "dtype", "attention", "head")
+            "batch": self.batch,
+            "seq": self.seq,
+            "phase": self.phase,
+            "dtype": self.dtype,
+            "attention": self.attention,
+            "head": self.head,
+            "stack": "eager",
         }
-        return {
-            name: value
-            for name, value in (options | {"stack": "eager"}).items()
-            if value not in (None, "")
-        }
+        return {name: value for name, value in options.items() if value not in (None, "")}
 
 
 @cache
 def read_model_plan() -> tuple[ModelRunSpec, ...]:
     """Read every planned row, the most valuable first."""
-    rows = read_shipped_table("wattcast.lab.campaigns", "model_plan.csv")
-    specs = [
-        ModelRunSpec(
-            *(
-                row["model"],
-                row["phase"],
-                int(row["batch"]),
-                int(row["seq"]) if row["seq"] else None,
-            ),
-            *(row["attention"], row["run"] == "graph", int(row["tier"])),
+    specs = []
+    for row in read_shipped_table("wattcast.lab.campaigns", "model_plan.csv"):
+        spec = ModelRunSpec(
+            row["model"],
+            row["phase"],
+            int(row["batch"]),
+            int(row["seq"]) if row["seq"] else None,
+            row["attention"],
+            row["run"] == "graph",
+            int(row["tier"]),
         )
-        for row in rows
-    ]
+        specs.append(spec)
     return tuple(sorted(specs, key=lambda spec: spec.tier))
 
 
@@ -267,7 +267,8 @@ def make_iteration(
 
     def forward() -> Any:
         for place, (keys, values) in enumerate(full):
-            cache.layers[place].keys, cache.layers[place].values = keys, values
+            cache.layers[place].keys = keys
+            cache.layers[place].values = values
         with torch.no_grad():
             return module(**inputs)
 
@@ -424,20 +425,23 @@ def profile_iteration(
     return total_kernels(row_id, campaign_engine.list_trace_events(profiler), bench_run)
 
 
+DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")  # of events in a chrome trace
+
+
 def total_kernels(
     row_id: str,
     events: Iterable[dict[str, Any]],
     run: str,
 ) -> ModelKernels:
     """List the kernels of a chrome trace in the order they started."""
-    kernel_events = [
-        e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset") and "dur" in e
-    ]
+    device_events = [event for event in events if event.get("cat") in DEVICE_CATEGORIES]
+    kernel_events = [event for event in device_events if "dur" in event]
     kernel_events.sort(key=lambda event: float(event["ts"]))
     names: dict[str, int] = {}
-    order = [
-        names.setdefault(str(event["name"])[:LONGEST_NAME], len(names)) for event in kernel_events
-    ]
+    order = []
+    for event in kernel_events:
+        name = str(event["name"])[:LONGEST_NAME]
+        order.append(names.setdefault(name, len(names)))
     seconds = tuple(round(float(event["dur"]) * 1e-6, 9) for event in kernel_events)
     return ModelKernels(
         row_id,

@@ -55,11 +55,10 @@ class OperandPools:
         self.device = device
         self.pattern = ""
         self._next: dict[str, int] = {}
-        formats = {name: torch_dtype(torch, name) for name in pool_byte}
-        self._pools = {
-            name: torch.empty(byte // formats[name].itemsize, dtype=formats[name], device=device)
-            for name, byte in pool_byte.items()
-        }
+        self._pools: dict[str, Any] = {}
+        for name, byte in pool_byte.items():
+            form = torch_dtype(torch, name)
+            self._pools[name] = torch.empty(byte // form.itemsize, dtype=form, device=device)
 
     def fill(self, pattern: str) -> None:
         """Fill all pools with new values of ``pattern``.
@@ -81,8 +80,9 @@ class OperandPools:
             "random": lambda count: torch.randn(count, **wide),
             "relu": lambda count: torch.randn(count, **wide).clamp_(min=0.0),
         }[pattern]
-        for part in (part for pool in self._pools.values() for part in pool.split(_CHUNK)):
-            part.copy_(draw(len(part)))
+        for pool in self._pools.values():
+            for part in pool.split(_CHUNK):
+                part.copy_(draw(len(part)))
         self.pattern = pattern
 
     def reset(self) -> None:
@@ -230,15 +230,15 @@ def build_elementwise(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
     """
     o = spec.operator
     n = spec.operator["n"]
-    width, out = (
-        torch_dtype(builder.torch, o.get(name, o["dtype"])).itemsize
-        for name in ("dtype", "out_dtype")
-    )
-    byte = o.get("read", _count_inputs(o["function"]) * n * width) + o.get("write", n * out)
+    width = torch_dtype(builder.torch, o["dtype"]).itemsize
+    out_width = torch_dtype(builder.torch, o.get("out_dtype", o["dtype"])).itemsize
+    read_byte = o.get("read", _count_inputs(o["function"]) * n * width)
+    byte = read_byte + o.get("write", n * out_width)
     sets = builder.sets(byte, spec.rotated == "all")
-    runs: list[Run] = [
-        getattr(ElementwiseOperands(builder, spec), spec.detail["form"])() for _ in range(sets)
-    ]
+    runs: list[Run] = []
+    for _ in range(sets):
+        operands = ElementwiseOperands(builder, spec)
+        runs.append(getattr(operands, spec.detail["form"])())
     return OperatorCall(lambda i: runs[i % sets](), sets, 0, int(byte))
 
 
@@ -259,15 +259,14 @@ class ElementwiseOperands:
         self.torch = builder.torch
         self.aten = builder.torch.ops.aten
         self.layout = spec.layout
-        self.operator, self.detail, self.function = (
-            spec.operator,
-            spec.detail,
-            spec.operator["function"],
-        )
-        self.rows, self.cols = spec.detail.get("rows", 0), spec.detail.get("cols", 0)
-        self.inputs, dtype = _count_inputs(self.function), spec.operator["dtype"]
-        self.take = partial(builder.operands.take, dtype)
-        self.image = partial(builder.image, dtype)
+        self.operator = spec.operator
+        self.detail = spec.detail
+        self.function = spec.operator["function"]
+        self.rows = spec.detail.get("rows", 0)
+        self.cols = spec.detail.get("cols", 0)
+        self.inputs = _count_inputs(self.function)
+        self.take = partial(builder.operands.take, spec.operator["dtype"])
+        self.image = partial(builder.image, spec.operator["dtype"])
 
     def find_function(self) -> Callable[..., Any]:
         """Return PyTorch's function; most have our name, and gradients that of ATen's backward
@@ -316,11 +315,13 @@ class ElementwiseOperands:
         rows = self.rows
         cols = self.cols
         if self.function == "cat":
-            first_width = cols - self.detail["last"] if "last" in self.detail else max(cols // 2, 1)
-            parts = [
-                self.take(rows, 2 * side)[:, :side] for side in (first_width, cols - first_width)
-            ]
-            return lambda: self.torch.cat(parts, dim=1)
+            first_width = max(cols // 2, 1)
+            if "last" in self.detail:
+                first_width = cols - self.detail["last"]
+            last_width = cols - first_width
+            first = self.take(rows, 2 * first_width)[:, :first_width]
+            last = self.take(rows, 2 * last_width)[:, :last_width]
+            return lambda: self.torch.cat([first, last], dim=1)
         views = [self.take(rows, 2 * cols)[:, cols:] for _ in range(self.inputs)]
         apply = self.find_function()
         return lambda: apply(*views)
@@ -341,7 +342,9 @@ class ElementwiseOperands:
         if self.inputs == 1 and not masked:  # a small tensor spread out
             spread = small.expand(whole)
             return lambda: apply(spread)
-        operands = [self.take(*whole) for _ in range(2 if self.function == "where" else 1)]
+        operands = [self.take(*whole)]
+        if self.function == "where":
+            operands.append(self.take(*whole))
         operands.append(small > 0 if masked else small)
         return lambda: apply(*operands)
 
@@ -414,7 +417,10 @@ class ElementwiseOperands:
 
     def count_heads(self) -> int:
         """Return the most heads, up to 64, that divide the rows."""
-        return next(h for h in range(min(_MOST_HEADS, self.rows), 0, -1) if self.rows % h == 0)
+        heads: int = min(_MOST_HEADS, self.rows)
+        while self.rows % heads:
+            heads -= 1
+        return heads
 
     def scatter(self) -> Run:
         """Compute the gradient of a table of embeddings that is as tall as the pick."""
@@ -475,7 +481,9 @@ class ElementwiseOperands:
         d = self.detail
         forward = self.aten.max_pool2d_with_indices
         x = self.image(1, d["planes"], d["side"], d["side"], False)
-        size, stride, padding = ([d[name]] * 2 for name in ("size", "stride", "padding"))
+        size = [d["size"]] * 2
+        stride = [d["stride"]] * 2
+        padding = [d["padding"]] * 2
         if self.function == "pool":
             return lambda: forward(x, size, stride, padding)[0]
         out, places = forward(x, size, stride, padding)
@@ -501,10 +509,10 @@ class ElementwiseOperands:
         torch = self.torch
         n = self.operator["n"]
         sizes = [n // _TENSORS + (1 if i < n % _TENSORS else 0) for i in range(min(_TENSORS, n))]
-        values, gradients, first, second = (
-            [self.take(size).clone() for size in sizes] for _ in range(4)
-        )
-        second = [moment.abs() for moment in second]
+        values = [self.take(size).clone() for size in sizes]
+        gradients = [self.take(size).clone() for size in sizes]
+        first = [self.take(size).clone() for size in sizes]
+        second = [self.take(size).clone().abs() for size in sizes]
         steps = [torch.ones((), dtype=torch.float32, device=value.device) for value in values]
         options = {
             "lr": 1e-6,
