@@ -28,8 +28,8 @@ from wattcast.lab.campaigns import engine_campaign
 from wattcast.lab.campaigns.engine_campaign import (
     MAX_BATCHED_TOKENS,
     STEP_POINTS,
+    EngineCampaignOptions,
     EngineModel,
-    EngineOptions,
     EngineRequest,
     StepPoint,
     TrafficPoint,
@@ -681,7 +681,7 @@ def test_engines_that_start_together_are_measured_one_by_one(
 def test_an_engine_that_shares_the_card_needs_a_cache(tmp_path: Path) -> None:
     for wrong in ({"together": 0}, {"cache_gib": 0.0}):
         with pytest.raises(BadInput, match="--together"):
-            EngineOptions(tmp_path, **wrong).to_request()
+            EngineCampaignOptions(tmp_path, **wrong).to_request()
 
 
 def test_no_model_is_started_without_time_for_rows(tmp_path: Path) -> None:
@@ -701,22 +701,22 @@ def test_wrong_options_are_refused_with_a_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(UnknownName, match=r"llama-3\.1-8b"):
-        EngineOptions(tmp_path, models="llama-9").to_request()
+        EngineCampaignOptions(tmp_path, models="llama-9").to_request()
     with pytest.raises(UnknownName):
-        EngineOptions(tmp_path, parts="stepz").to_request()
+        EngineCampaignOptions(tmp_path, parts="stepz").to_request()
     with pytest.raises(BadInput, match="--loads"):
-        EngineOptions(tmp_path, loads="a,b").to_request()
+        EngineCampaignOptions(tmp_path, loads="a,b").to_request()
     with pytest.raises(BadInput, match=r"config\.json"):
-        EngineOptions(tmp_path, own=tmp_path).to_request()
+        EngineCampaignOptions(tmp_path, own=tmp_path).to_request()
     (tmp_path / "config.json").write_text(json.dumps(dict(MODEL.config)))
-    own = EngineOptions(tmp_path, own=tmp_path, quantization="fp8").to_request().models[0]
+    own = EngineCampaignOptions(tmp_path, own=tmp_path, quantization="fp8").to_request().models[0]
     assert (own.quantization, own.max_model_len) == ("fp8", 4096)
-    assert [model.name for model in EngineOptions(tmp_path, smoke=True).to_request().models] == [
-        "smoke"
-    ]
+    assert [
+        model.name for model in EngineCampaignOptions(tmp_path, smoke=True).to_request().models
+    ] == ["smoke"]
     assert main(["engine", "--out", str(tmp_path), "--list"]) == 0
     assert "held out" in capsys.readouterr().out
-    whole = EngineOptions(tmp_path, loads="0.3", done=tmp_path).to_request()
+    whole = EngineCampaignOptions(tmp_path, loads="0.3", done=tmp_path).to_request()
     child = EngineRequest.from_plain(json.loads(json.dumps(whole.plain(MODEL))))
     assert child.models == (MODEL,)
     assert (child.out, child.done, list(child.loads)) == (tmp_path, tmp_path, [0.3])

@@ -126,7 +126,7 @@ def engine(
         planned = engine_campaign.choose_models()
         lines = [f"{m.name:26} {'held out' if m.held_out else 'fitted':9} {m.why}" for m in planned]
         return VerbResult(lines, "\n".join(lines))
-    options = engine_campaign.EngineOptions(
+    options = engine_campaign.EngineCampaignOptions(
         out=out,
         seconds=parse(budget, "s", "--budget"),
         models=models,

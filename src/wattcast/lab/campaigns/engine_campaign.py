@@ -569,7 +569,7 @@ def _end_child(child: Any) -> None:
 
 
 @dataclass(frozen=True)
-class EngineOptions:
+class EngineCampaignOptions:
     """The options of the command line, as they are written there."""
 
     out: Path
