@@ -541,68 +541,98 @@ def _measure_workloads(
         bench.device.synchronize()
     bench.idle_power_w = measure_idle_w(bench)
     for repeat in range(campaign.repeats):
-        campaign.run(list_multimedia_tasks(bench, clip, repeat))
+        campaign.run(MultimediaRound(bench, clip, repeat).list_tasks())
 
 
-def list_multimedia_tasks(
-    bench: DeviceBench,
-    clip: multimedia_clip.MediaClip,
-    repeat: int,
-) -> list[MicroTask]:
-    """List all rows of one round."""
-    device = clip.device
-    moved = min(MOVED_FRAMES, clip.frames)
-    size = moved * multimedia_clip.FRAME_BYTE
-    host = list[int]()
+class MultimediaRound:
+    """The rows of one round over the clip: kernels alone, with frames moved, and at a fixed
+    rate.
+    """
 
-    def move_frames(name: str = "") -> None:
+    def __init__(
+        self,
+        bench: DeviceBench,
+        clip: multimedia_clip.MediaClip,
+        repeat: int,
+    ) -> None:
+        self.bench = bench
+        self.clip = clip
+        self.repeat = repeat
+        self.moved_frames = min(MOVED_FRAMES, clip.frames)
+        self.host = 0  # page-locked memory, once frames are moved
+
+    def list_tasks(self) -> list[MicroTask]:
+        """List all rows of the round."""
+        bench = self.bench
+        tasks = [make_idle_task(bench.sampler, bench.run, "multimedia_idle", self.repeat)]
+        for name in multimedia_clip.NAMES:
+            enqueue = partial(self.clip.enqueue, name)
+            tasks.append(self._make_task(name, partial(self._measure, name, enqueue), name))
+        measure = partial(self._measure, "", self.move_frames)
+        tasks.append(self._make_task("move_frames", measure, "", self.moved_frames))
+        for name in MOVED:
+            measure = partial(self._measure, name, partial(self.move_frames, name))
+            tasks.append(self._make_task(f"{name}_moved", measure, name, self.moved_frames))
+        for name in multimedia_clip.DCTS:
+            measure = partial(self._measure_at_rate, name)
+            tasks.append(self._make_task(f"{name}_at_rate", measure, name))
+        return tasks
+
+    def move_frames(self, name: str = "") -> None:
         """Put frames in, a kernel (or none) over them, and as many frames of the result out on the
         stream.
         """
-        if not host:  # page-locked, with the frames themselves, to send again
-            host.append(int(device.call("cuMemHostAlloc", 2 * size, 0)))
-            device.call("cuMemcpyDtoH", host[0], clip.frames_at, size)
-        device.call("cuMemcpyHtoDAsync", clip.frames_at, host[0], size, device.stream)
+        device = self.clip.device
+        size = self.moved_frames * multimedia_clip.FRAME_BYTE
+        if not self.host:  # with the frames themselves, to send again
+            self.host = int(device.call("cuMemHostAlloc", 2 * size, 0))
+            device.call("cuMemcpyDtoH", self.host, self.clip.frames_at, size)
+        device.call("cuMemcpyHtoDAsync", self.clip.frames_at, self.host, size, device.stream)
         if name:
-            clip.enqueue(name, moved)
-        back = min(size, clip.frames * multimedia_clip.LUMA * 2)
-        device.call("cuMemcpyDtoHAsync", host[0] + size, clip.result, back, device.stream)
+            self.clip.enqueue(name, self.moved_frames)
+        result_byte = min(size, self.clip.frames * multimedia_clip.LUMA * 2)
+        result_host = self.host + size
+        device.call("cuMemcpyDtoHAsync", result_host, self.clip.result, result_byte, device.stream)
 
-    def task(
+    def _make_task(
+        self,
         name: str,
-        enqueue: Callable[[], None],
+        measure: Callable[[MicroRow], MicroRow],
         kernel: str,
         frames: int = 0,
-        paced: bool = False,
     ) -> MicroTask:
-        def measure(row: MicroRow) -> MicroRow:
-            row = replace(row, checked=clip.check(kernel) if kernel else "")
-            if not paced:
-                return sustain_load(bench, row, enqueue)
-            variants = [partial(clip.enqueue, dct) for dct in multimedia_clip.DCTS]
-            slowest_s = max(
-                benchmark_kernels.time_unit_s(clip.device, variant) for variant in variants
-            )
-            period_s = round(RATE_RESERVE * slowest_s, 4) or 1e-4
-            return sustain_load(bench, replace(row, curve="rate", at=period_s), enqueue, period_s)
-
         blank = MicroRow(
-            micro_row_id(name, repeat), name, "multimedia", "frame", repeat=repeat, run=bench.run
+            micro_row_id(name, self.repeat),
+            name,
+            "multimedia",
+            "frame",
+            repeat=self.repeat,
+            run=self.bench.run,
+            operations=float(frames or self.clip.frames),
         )
         if kernel:
             threads = multimedia_clip.THREADS
-            blank = replace(
-                blank, threads=threads, blocks=-(-clip.items(kernel, frames) // threads)
-            )
-        return MicroTask(replace(blank, operations=float(frames or clip.frames)), measure)
+            blocks = -(-self.clip.items(kernel, frames) // threads)
+            blank = replace(blank, threads=threads, blocks=blocks)
+        return MicroTask(blank, measure)
 
-    return [
-        make_idle_task(bench.sampler, bench.run, "multimedia_idle", repeat),
-        *(task(name, partial(clip.enqueue, name), name) for name in multimedia_clip.NAMES),
-        task("move_frames", move_frames, "", moved),
-        *(task(f"{name}_moved", partial(move_frames, name), name, moved) for name in MOVED),
-        *(
-            task(f"{name}_at_rate", partial(clip.enqueue, name), name, paced=True)
-            for name in multimedia_clip.DCTS
-        ),
-    ]
+    def _measure(
+        self,
+        kernel: str,
+        enqueue: Callable[[], None],
+        row: MicroRow,
+    ) -> MicroRow:
+        """Measure units of a workload back to back, once its kernel has been checked."""
+        checked = self.clip.check(kernel) if kernel else ""
+        return sustain_load(self.bench, replace(row, checked=checked), enqueue)
+
+    def _measure_at_rate(self, kernel: str, row: MicroRow) -> MicroRow:
+        """Measure a variant of the DCT at a rate that the slowest of them can keep."""
+        checked = self.clip.check(kernel)
+        variants_s = []
+        for name in multimedia_clip.DCTS:
+            variant = partial(self.clip.enqueue, name)
+            variants_s.append(benchmark_kernels.time_unit_s(self.clip.device, variant))
+        period_s = round(RATE_RESERVE * max(variants_s), 4) or 1e-4
+        row = replace(row, checked=checked, curve="rate", at=period_s)
+        return sustain_load(self.bench, row, partial(self.clip.enqueue, kernel), period_s)
