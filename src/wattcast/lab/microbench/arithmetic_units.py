@@ -22,7 +22,6 @@ from typing import Any
 from wattcast.core.measured_rows import Plain
 from wattcast.core.regular_files import read_shipped_table
 from wattcast.lab.microbench.unit_source import (
-    CLUSTER_SYNC,
     BenchUnit,
     asm,
     fill_unit,
@@ -293,6 +292,6 @@ def shared_ring_unit(name: str, cluster: int = 1) -> BenchUnit:
         "factor": RING_FACTOR,
         "hop": RING_STEP,
     }
-    values |= {"cluster": cluster, "sync": CLUSTER_SYNC}
+    values |= {"cluster": cluster, "sync": write_piece("cluster.sync", "")}
     kind = "cluster_ring" if cluster > 1 else "shared_ring"
     return fill_unit(kind, name, values, operation="load", cluster=cluster)

@@ -14,7 +14,6 @@ from typing import Any
 
 from wattcast.core.measured_rows import Plain
 from wattcast.lab.microbench.unit_source import (
-    CLUSTER_SYNC,
     BenchUnit,
     fill_unit,
     into,
@@ -274,13 +273,13 @@ def shared_unit(
         p,
         others=cluster - 1,
         cluster=cluster,
-        sync=CLUSTER_SYNC,
+        sync=write_piece("cluster.sync", ""),
     )
     # no block may go while another reads its memory
     return replace(
         unit,
         declare=f"{unit.declare} {remote_piece}",
-        finish=CLUSTER_SYNC,
+        finish=write_piece("cluster.sync", ""),
         cluster=cluster,
     )
 

@@ -7,7 +7,9 @@ __device__ __forceinline__ unsigned mixed(unsigned x)
 __device__ __forceinline__ u64 timer_ns() { u64 t; asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t)); return t; }
 __device__ __forceinline__ float unit_float(unsigned x) { return __uint_as_float(0x3f800000u | (x >> 9)); }
 
-extern "C" __global__ void ${cluster}__launch_bounds__(${threads}, ${blocks}) ${name}(${signature})
+extern "C" __global__ void ${cluster}__launch_bounds__(${threads}, ${blocks}) ${name}(
+    unsigned long long *stamps, unsigned *sink, unsigned char *a, unsigned char *b,
+    unsigned long long bytes, unsigned seed, int iterations)
 {
   extern __shared__ __align__(1024) unsigned char pool[];
   const unsigned lane = threadIdx.x & 31u, thread = blockIdx.x * ${threads}u + threadIdx.x;

@@ -21,7 +21,6 @@ from typing import Any, TypeVar
 from wattcast.core.measured_rows import Plain
 from wattcast.core.regular_files import read_shipped_table
 from wattcast.lab.microbench.unit_source import (
-    CLUSTER_SYNC,
     BenchUnit,
     asm,
     fill_unit,
@@ -398,7 +397,7 @@ def _make_bulk_unit(
     ``drain`` waits at the end, since no copy may land after the block has gone.
     """
     is_cluster = cluster > 1
-    sync = CLUSTER_SYNC if is_cluster else ""
+    sync = write_piece("cluster.sync", "") if is_cluster else ""
     first = ""
     if tile:
         first = write_piece("bulk.tile", p)

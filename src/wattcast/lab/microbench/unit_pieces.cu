@@ -1,6 +1,23 @@
 // Pieces of CUDA C that units are made of (unit_source.py). A line that begins with "//: " names the piece below it,
 // KIND.PART, where PART is a field of BenchUnit; its lines are joined by blanks. ${p} is the name of the unit.
 
+// Stamps of every block, or of some: these alone wait for one another and read the timer.
+//: stamps.begin
+__syncthreads();
+const u64 begin_ns = timer_ns(), begin = clock64();
+//: stamps.begin_of_some
+const bool stamped = blockIdx.x % ${every}u == 0u;
+const u64 begin_ns = stamped ? timer_ns() : 0ull, begin = stamped ? (u64)clock64() : 0ull;
+//: stamps.end
+__syncthreads();
+if (threadIdx.x == 0u) { const unsigned place = blockIdx.x;
+//: stamps.end_of_some
+if (stamped) __syncthreads();
+if (stamped && threadIdx.x == 0u) { const unsigned place = blockIdx.x / ${every}u;
+
+//: cluster.sync
+asm volatile("barrier.cluster.arrive; barrier.cluster.wait;" ::: "memory");
+
 //: compare.step
 asm volatile("{.reg .pred q; setp.ne.u32 q, %0, 0; setp.lt.xor.s32 q, %1, %2, q; selp.u32 %0, 1, 0, q;}"
   : "+r"(${p}_q${q}) : "r"(${p}${x}), "r"(${p}${y}));

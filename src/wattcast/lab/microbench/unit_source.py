@@ -18,17 +18,12 @@ from typing import Any
 
 from wattcast.core import files
 
-SIGNATURE = (
-    "unsigned long long *stamps, unsigned *sink, unsigned char *a, unsigned char *b, "
-    "unsigned long long bytes, unsigned seed, int iterations"
-)
 STAMP_WORDS = (
     5  # of each block: multiprocessor, cycle counter and nanosecond timer at begin and end
 )
 L2_TURNS = 16  # of a benchmark that lives in L2: see `Benchmark.turns`
 SINK_WORDS = 1 << 22  # of the sink: the most threads a launch may have
 CHECK_SEED = 0  # with this seed a kernel stores what it computed
-CLUSTER_SYNC = 'asm volatile("barrier.cluster.arrive; barrier.cluster.wait;" ::: "memory");'
 
 
 @dataclass(frozen=True)
@@ -188,6 +183,7 @@ class Benchmark:
     def source(self) -> str:
         """The kernel; its name is the benchmark's, so that a profiler shows it."""
         units = [unit for unit, _ in self.parts]
+        stamps = read_pieces()["stamps"]
         lines = [f"    {line}" for line in interleave_steps(self.parts, self.interleave)]
         text = (
             files("wattcast.lab.microbench")
@@ -197,7 +193,6 @@ class Benchmark:
         return Template(text).substitute(
             name=self.name,
             cluster=f"__cluster_dims__({self.cluster}, 1, 1) " if self.cluster > 1 else "",
-            signature=SIGNATURE,
             threads=self.threads,
             blocks=self.blocks_per_sm,
             functions="\n".join(filter(None, dict.fromkeys(unit.source for unit in units))),
@@ -207,8 +202,10 @@ class Benchmark:
             advance=_join_texts("\n    ", units, "advance"),
             finish=_join_texts("\n  ", units, "finish"),
             fold=" ^ ".join(f"({unit.fold})" for unit in units),
-            begin=BEGIN if self.stamped == 1 else BEGIN_OF_SOME.format(every=self.stamped),
-            end=END if self.stamped == 1 else END_OF_SOME.format(every=self.stamped),
+            begin=stamps["begin_of_some" if self.stamped > 1 else "begin"].substitute(
+                every=self.stamped
+            ),
+            end=stamps["end_of_some" if self.stamped > 1 else "end"].substitute(every=self.stamped),
             words=STAMP_WORDS,
             check=CHECK_SEED,
         )
@@ -235,19 +232,6 @@ def interleave_steps(
             placed.append((share, part, step))
     placed.sort()
     return [parts[part][0].step(step) for _, part, step in placed]
-
-
-# Stamps of every block, or of some: these alone wait for one another and read the timer.
-BEGIN = "__syncthreads();\n  const u64 begin_ns = timer_ns(), begin = clock64();"
-BEGIN_OF_SOME = (
-    "const bool stamped = blockIdx.x % {every}u == 0u;\n"
-    "  const u64 begin_ns = stamped ? timer_ns() : 0ull, begin = stamped ? (u64)clock64() : 0ull;"
-)
-END = "__syncthreads();\n  if (threadIdx.x == 0u) {\n    const unsigned place = blockIdx.x;"
-END_OF_SOME = (
-    "if (stamped) __syncthreads();\n"
-    "  if (stamped && threadIdx.x == 0u) {{\n    const unsigned place = blockIdx.x / {every}u;"
-)
 
 
 def asm(
