@@ -18,9 +18,10 @@ bundles."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import compress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -128,6 +129,20 @@ class MeasuredValue:
 
 
 @dataclass(frozen=True)
+class CountedLaunch:
+    """One measured kernel with its counts."""
+
+    name: str
+    family: str
+    power_w: float
+    duration_s: float
+    clock_hz: float
+    level: float  # core voltage relative to that at the top clock
+    active: float  # share of SMs at work
+    counts: list[float]  # of each term
+
+
+@dataclass(frozen=True)
 class CountedLaunches:
     """Measured kernels with their counts: rows of microbenchmarks and of operators."""
 
@@ -140,10 +155,32 @@ class CountedLaunches:
     active: Array  # share of SMs at work
     counts: Array  # (row, term)
 
+    @classmethod
+    def gather(cls, launches: Sequence[CountedLaunch]) -> CountedLaunches:
+        """Return launches as columns."""
+        return cls(
+            names=tuple(launch.name for launch in launches),
+            families=tuple(launch.family for launch in launches),
+            power_w=np.array([launch.power_w for launch in launches]),
+            duration_s=np.array([launch.duration_s for launch in launches]),
+            clock_hz=np.array([launch.clock_hz for launch in launches]),
+            level=np.array([launch.level for launch in launches]),
+            active=np.array([launch.active for launch in launches]),
+            counts=np.array([launch.counts for launch in launches]),
+        )
+
     def select(self, rows: Mask) -> CountedLaunches:
         """Return some of the rows."""
-        names, families, *numbers = (np.asarray(column)[rows] for column in vars(self).values())
-        return CountedLaunches(tuple(names.tolist()), tuple(families.tolist()), *numbers)
+        return CountedLaunches(
+            names=tuple(compress(self.names, rows)),
+            families=tuple(compress(self.families, rows)),
+            power_w=self.power_w[rows],
+            duration_s=self.duration_s[rows],
+            clock_hz=self.clock_hz[rows],
+            level=self.level[rows],
+            active=self.active[rows],
+            counts=self.counts[rows],
+        )
 
     def design(self) -> Array:
         """Return the factor of every coefficient in every row, ``(row, coefficient)``."""
@@ -175,7 +212,8 @@ def count_accesses(metrics: Mapping[str, float | Array]) -> dict[str, Array]:
 
     threads = values.get("smsp__thread_inst_executed_per_inst_executed_ratio", np.full((), _WARP))
     threads = np.where(threads > 0, threads, _WARP)
-    hmma, gmma = (read(f"sm__inst_executed_pipe_tensor_op_{kind}_sum") for kind in ("hmma", "gmma"))
+    hmma = read("sm__inst_executed_pipe_tensor_op_hmma_sum")
+    gmma = read("sm__inst_executed_pipe_tensor_op_gmma_sum")
     halves = np.maximum(hmma - gmma, 0.0)
     shared = read("l1tex__data_pipe_lsu_wavefronts_mem_shared_sum")
     conflicts = read("l1tex__data_bank_conflicts_pipe_lsu_mem_shared_sum")
@@ -206,34 +244,28 @@ def read_benchmarks(folder: Path, gpu: str = PARENT) -> CountedLaunches:
     skipped = read_column_map(
         files("wattcast.lab.counter_models").joinpath("columns", f"{gpu}.yaml")
     ).left_out
-    rows = []
+    skipped_names = {*skipped, *_NOT_COUNTED, *_OTHER_IDLE}
+    launches = []
     for line in microbench_lines.make_table_lines(folder, gpu):
         name = str(line["benchmark"])
-        if str(line["group"]).startswith("multimedia") or name in {
-            *skipped,
-            *_NOT_COUNTED,
-            *_OTHER_IDLE,
-        }:
+        if str(line["group"]).startswith("multimedia") or name in skipped_names:
             continue
         numbers = {key: value for key, value in line.items() if isinstance(value, float)}
         elapsed = numbers.get("sm__cycles_elapsed.sum", 0.0)
         active = min(numbers["sm__cycles_active.sum"] / elapsed, 1.0) if elapsed else 0.0
-        counts = [float(value) for value in count_accesses(numbers).values()]
-        clock_hz = numbers["effective_clock_hz"]
-        level = numbers["relative_voltage"]
-        rows.append(
-            (
-                name,
-                "microbenchmark",
-                numbers["watts"],
-                numbers["seconds"],
-                clock_hz,
-                level,
-                active,
-                counts,
+        launches.append(
+            CountedLaunch(
+                name=name,
+                family="microbenchmark",
+                power_w=numbers["watts"],
+                duration_s=numbers["seconds"],
+                clock_hz=numbers["effective_clock_hz"],
+                level=numbers["relative_voltage"],
+                active=active,
+                counts=[float(value) for value in count_accesses(numbers).values()],
             )
         )
-    return _make_launches(rows)
+    return CountedLaunches.gather(launches)
 
 
 def counted_rows(folder: Path, gpu: str = PARENT) -> list[tuple[Plain, list[dict[str, float]]]]:
@@ -272,30 +304,30 @@ def counted_rows(folder: Path, gpu: str = PARENT) -> list[tuple[Plain, list[dict
 def read_operators(folder: Path, gpu: str = PARENT) -> CountedLaunches:
     """Read the counted operators as launches."""
     sms = float(np.mean(find_gpu(gpu).sm_count))
-    rows = []
+    launches = []
     for row, kernels in counted_rows(folder, gpu):
-        accesses = [count_accesses(metrics) for metrics in kernels]
-        counts = [
-            sum(float(accesses_of_kernels[name]) for accesses_of_kernels in accesses)
-            for name in TERMS
-        ]
-        clock_hz = row["effective_clock_hz"]
-        seconds = row["latency_s"]
-        active = min(
-            sum(m["sm__cycles_active.sum"] for m in kernels) / (sms * seconds * clock_hz), 1.0
-        )
+        counts = dict.fromkeys(TERMS, 0.0)
+        active_cycles = 0.0
+        for metrics in kernels:
+            active_cycles += metrics["sm__cycles_active.sum"]
+            for name, count in count_accesses(metrics).items():
+                counts[name] += float(count)
+        cycles = sms * row["latency_s"] * row["effective_clock_hz"]
         level = microbench_lines.bundle_voltage(gpu, row["sm_clock_hz"])
-        rows.append(
-            (row["spec"], row["family"], row["power_w"], seconds, clock_hz, level, active, counts)
+        assert level is not None, "a GPU with counted operators has a voltage curve"
+        launches.append(
+            CountedLaunch(
+                name=row["spec"],
+                family=row["family"],
+                power_w=row["power_w"],
+                duration_s=row["latency_s"],
+                clock_hz=row["effective_clock_hz"],
+                level=level,
+                active=min(active_cycles / cycles, 1.0),
+                counts=list(counts.values()),
+            )
         )
-    return _make_launches(rows)
-
-
-def _make_launches(rows: Iterable[tuple[object, ...]]) -> CountedLaunches:
-    names, families, *numbers = zip(*rows, strict=True)
-    return CountedLaunches(
-        tuple(map(str, names)), tuple(map(str, families)), *map(np.array, numbers)
-    )
+    return CountedLaunches.gather(launches)
 
 
 def fit_measured_energies(folder: Path, gpu: str = PARENT) -> dict[str, MeasuredValue]:

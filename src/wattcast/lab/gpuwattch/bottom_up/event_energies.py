@@ -78,12 +78,11 @@ def counter_energies(chip: chip_design.BuiltChip) -> dict[str, float]:
             value = None if value is None else getattr(value, attribute)
         return float(name if value is chip else value or 0.0)
 
-    return {
-        row["counter"]: sum(
-            prod(map(find_figure, term.split("*"))) for term in row["joules"].split(" + ")
-        )
-        for row in read_shipped_table(BOTTOM_UP_PACKAGE, "data", "counters.csv")
-    }
+    energy_j = {}
+    for row in read_shipped_table(BOTTOM_UP_PACKAGE, "data", "counters.csv"):
+        products = [prod(map(find_figure, term.split("*"))) for term in row["joules"].split(" + ")]
+        energy_j[row["counter"]] = sum(products)
+    return energy_j
 
 
 def pipeline_duty_w(chip: chip_design.BuiltChip) -> float:
@@ -271,11 +270,8 @@ def build_architecture_chip(
     design.
     """
     design = chip_design.design_from_architecture(architecture, sm_count)
-    replacements = {
-        name: value
-        for name, value in (fields | {"clock_hz": clock_hz}).items()
-        if value is not None
-    }
+    fields["clock_hz"] = clock_hz
+    replacements = {name: value for name, value in fields.items() if value is not None}
     return chip_design.build_chip(replace(design, **replacements))
 
 
@@ -292,10 +288,9 @@ def make_energy_table(
         table |= {"INT_ACC": table.pop("SP_ACC")}
         sfu_j = table.pop("SFU_ACC")
         fpu_j = table["FPU_ACC"]
-        units = [
-            c.column for c in dialect_counters(dialect) if c.prescaled and c.column != "INT_ACC"
-        ]
-        table |= {name: fpu_j if name in _FPU else sfu_j for name in units}
+        for counter in dialect_counters(dialect):
+            if counter.prescaled and counter.column != "INT_ACC":
+                table[counter.column] = fpu_j if counter.column in _FPU else sfu_j
     leakage = chip_design.chip_leakage(chip) if dialect is SimulatorDialect.GPUWATTCH else None
     return EnergyTable(
         name=f"{chip.design.name}-bottom-up",
@@ -317,10 +312,21 @@ def energies_to_plain(chip: chip_design.BuiltChip, gpu: Gpu | None = None) -> di
     tech = chip.tech
     leakage = chip_design.chip_leakage(chip)
     modules = module_event_energies(chip, gpu) if gpu is not None else {}
-    accesses = {
-        r["counter"]: r["accesses"]
-        for r in read_shipped_table(BOTTOM_UP_PACKAGE, "data", "counters.csv")
-    }
+    charged = read_shipped_table(BOTTOM_UP_PACKAGE, "data", "counters.csv")
+    accesses = {row["counter"]: row["accesses"] for row in charged}
+    counters = [
+        {"counter": name, "energy_j": joule, "from": accesses[name]}
+        for name, joule in counter_energies(chip).items()
+    ]
+    units = []
+    for name, unit in functional_units().items():
+        energy_j = functional_unit_cost(tech, name).energy_j
+        units.append({"unit": name, "energy_j": energy_j, "source": unit.source})
+    parts = []
+    for part in chip_design.list_chip_parts(chip):
+        figures = dict(vars(part))
+        del figures["group"]
+        parts.append({"part": figures.pop("name"), **figures})
     return {
         "name": chip.design.name,
         "provenance": chip.provenance,
@@ -328,31 +334,13 @@ def energies_to_plain(chip: chip_design.BuiltChip, gpu: Gpu | None = None) -> di
         "feature_nm": chip.design.feature_nm,
         "voltage_v": tech.voltage_v,
         "temperature_k": tech.temperature_k,
-        "counters": [
-            {
-                "counter": name,
-                "energy_j": joule,
-                "from": accesses[name],
-            }
-            for name, joule in counter_energies(chip).items()
-        ],
+        "counters": counters,
         "events": [{"event": name, "energy_j": joule} for name, joule in modules.items()],
-        "units": [
-            {
-                "unit": name,
-                "energy_j": functional_unit_cost(tech, name).energy_j,
-                "source": unit.source,
-            }
-            for name, unit in functional_units().items()
-        ],
+        "units": units,
         "pipelines_w": pipeline_duty_w(chip),
         "memory_controller_w": chip.controller.constant_w,
         "coalescer": {"read_j": chip.coalescer.read_j, "write_j": chip.coalescer.write_j},
-        "parts": [
-            {"part": part.name}
-            | {key: value for key, value in vars(part).items() if key not in ("name", "group")}
-            for part in chip_design.list_chip_parts(chip)
-        ],
+        "parts": parts,
         "leakage_w": leakage.cores_w + leakage.rest_w,
         "area_mm2": chip_design.chip_area_mm2(chip),
     }
@@ -366,11 +354,12 @@ def fitted_ratios(name: str = "h200") -> list[EnergyRatio]:
     gpu = load_gpu(name)
     theirs = bundle.power.as_module_power().energy_j
     ours = module_event_energies(chip_design.build_chip(chip_design.design_from_gpu(gpu)), gpu)
-    return [
-        EnergyRatio(name, "module", event, "J", joule, theirs[event])
-        for event, joule in ours.items()
-        if theirs.get(event, 0.0) > 0.0
-    ]
+    ratios = []
+    for event, joule in ours.items():
+        fitted_j = theirs.get(event, 0.0)
+        if fitted_j > 0.0:
+            ratios.append(EnergyRatio(name, "module", event, "J", joule, fitted_j))
+    return ratios
 
 
 def make_energy_rows(gpu: str = "h200") -> list[LedgerRow]:
@@ -437,20 +426,21 @@ def print_energies(console: Console, plain: dict[str, Any]) -> None:
 def print_changes(console: Console, changes: Sequence[EnergyRatio]) -> None:
     """Print the figures that changed, before and after."""
     moved = [c for c in changes if abs(c.ratio - 1.0) >= _LEAST_CHANGE]
-    rows = [
-        (c.name, *(_format_quantity(v, c.unit) for v in (c.theirs, c.ours)), f"{c.ratio:.3f}")
-        for c in moved
-    ]
+    rows = []
+    for change in moved:
+        before = _format_quantity(change.theirs, change.unit)
+        after = _format_quantity(change.ours, change.unit)
+        rows.append((change.name, before, after, f"{change.ratio:.3f}"))
     console.print(new_table("figure", "before", "after", "ratio", rows=rows))
 
 
 def print_ratios(console: Console, ratios: Sequence[EnergyRatio]) -> None:
     """Print every ratio on a line of its own."""
-    quantities = ([_format_quantity(value, r.unit) for value in (r.ours, r.theirs)] for r in ratios)
-    rows = [
-        (r.where, r.group, r.name, *texts, f"{r.ratio:.3f}")
-        for r, texts in zip(ratios, quantities, strict=True)
-    ]
+    rows = []
+    for r in ratios:
+        ours = _format_quantity(r.ours, r.unit)
+        theirs = _format_quantity(r.theirs, r.unit)
+        rows.append((r.where, r.group, r.name, ours, theirs, f"{r.ratio:.3f}"))
     console.print(new_table("where", "class", "name", "bottom up", "theirs", "ratio", rows=rows))
 
 
