@@ -86,12 +86,10 @@ class TraceRun:
     config: SimulatorConfig = field(default_factory=SimulatorConfig)
     wanted: Collection[str] = (*LOGS, TABLE, FIGURE)
     compress: bool | None = None  # default: as the trace is
-    stamp: str = (
-        ""  # date and time in the names of files, as the manual has them; empty: plain names
-    )
-    tell: Callable[[TraceResult], None] | None = (
-        None  # hears the sums after every block of a growing trace
-    )
+    # date and time in the names of files, as the manual has them; empty: plain names
+    stamp: str = ""
+    # hears the sums after every block of a growing trace
+    tell: Callable[[TraceResult], None] | None = None
 
 
 @dataclass
@@ -106,9 +104,8 @@ class TraceResult:
     duration_s: float = 0.0
     energy_j: float = 0.0
     notes: list[str] = field(default_factory=list)
-    doubtful: list[int] = field(
-        default_factory=list
-    )  # samples whose static power rests on estimated threads
+    # samples whose static power rests on estimated threads
+    doubtful: list[int] = field(default_factory=list)
     fault: TraceFault | None = None
 
 
@@ -203,9 +200,8 @@ class LaneFinder:
     none that diverges."""
 
     job: TraceRun
-    factor: list[float] = field(
-        default_factory=list
-    )  # of each kernel's estimates, where its mean is known
+    # of each kernel's estimates, where its mean is known
+    factor: list[float] = field(default_factory=list)
     exact: list[bool] = field(default_factory=list)
     doubtful: list[int] = field(default_factory=list)  # samples whose lanes are an estimate
     unchecked: int = 0  # samples with work that nothing could be said about
@@ -325,6 +321,16 @@ class LaneFinder:
         return sentence
 
 
+def _find_lanes(job: TraceRun) -> LaneFinder | None:
+    """Return what finds active threads, where static power needs them."""
+    if job.model.static is None:
+        return None
+    finder = LaneFinder(job)
+    if any(k.mean_threads is not None or k.threads is not None for k in job.kernels):
+        finder.read_kernels()
+    return finder
+
+
 class _TracePass:
     """The state of one pass over a trace."""
 
@@ -333,49 +339,55 @@ class _TracePass:
         job: TraceRun,
         files: ExitStack,
     ) -> None:
-        """Open the files that grow with the trace, write their headers, and look for the lanes of
-        the kernels.
-        """
+        """Open the files that grow with the trace, and look for the lanes of the kernels."""
         self.job = job
         self.result = TraceResult()
         columns = job.trace.file.columns
         parts = job.model.parts
-        totals = job.components.dialect is SimulatorDialect.ACCELWATTCH
-        self.compat = (
-            job.components.compat
-        )  # whether the quirks of the original programs are reproduced
-        self.labels = OutputLabels(parts, columns, job.components.no_comma, self.compat, totals)
+        # whether the quirks of the original programs are reproduced
+        self.compat = job.components.compat
+        self.labels = OutputLabels(
+            parts,
+            columns,
+            job.components.no_comma,
+            self.compat,
+            totals=job.components.dialect is SimulatorDialect.ACCELWATTCH,
+        )
         self.ends = KernelEndFinder(columns, job.kernels)
         self.tally = KernelTally(len(parts), len(columns))
         self.states = SteadyStateFinder(job.config.steady, len(columns))
         self.timeline = PowerBins(len(parts))
-        self.left_out = [i for i, p in enumerate(parts) if p in job.components.steady_leaves_out]
+        self.left_out = [
+            place for place, part in enumerate(parts) if part in job.components.steady_leaves_out
+        ]
         self.last_w = 0.0
-        self.lanes = LaneFinder(job) if job.model.static is not None else None
-        if self.lanes and any(
-            k.mean_threads is not None or k.threads is not None for k in job.kernels
-        ):
-            self.lanes.read_kernels()
-        compress = job.trace.file.is_gzip if job.compress is None else job.compress
-        headers = {
-            "power_trace": self.labels.power_header,
-            "metric_trace": ",".join(self.labels.counters),
-        }
-        self.logs: dict[str, GrowingTextFile] = {}
-        for log in (log for log in LOGS if log in job.wanted):
-            path = job.out / (
-                f"gpgpusim_{LOGS[log]}_{job.stamp}.log" if job.stamp else f"{log}.log"
-            )
-            file = GrowingTextFile(path, compress and log != "power_report")
-            self.logs[log] = files.enter_context(file)
-            self.result.files.append(file.path)
-            if log in headers:
-                file.write(headers[log] + "\n")
+        self.lanes = _find_lanes(job)
+        self.logs = self._open_logs(files)
         self.parquet = None
         if TABLE in job.wanted:
             self.parquet = files.enter_context(ParquetTable(job.out / TABLE))
             self.result.files.append(self.parquet.path)
         self.writer = files.enter_context(BackgroundWriter())  # ends before its files
+
+    def _open_logs(self, files: ExitStack) -> dict[str, GrowingTextFile]:
+        """Open the logs that are wanted and write the headers of those that have one."""
+        job = self.job
+        compress = job.trace.file.is_gzip if job.compress is None else job.compress
+        headers = {
+            "power_trace": self.labels.power_header,
+            "metric_trace": ",".join(self.labels.counters),
+        }
+        logs: dict[str, GrowingTextFile] = {}
+        for log, manual_name in LOGS.items():
+            if log not in job.wanted:
+                continue
+            name = f"gpgpusim_{manual_name}_{job.stamp}.log" if job.stamp else f"{log}.log"
+            file = GrowingTextFile(job.out / name, compress and log != "power_report")
+            logs[log] = files.enter_context(file)
+            self.result.files.append(file.path)
+            if log in headers:
+                file.write(headers[log] + "\n")
+        return logs
 
     def process_block(
         self,
