@@ -66,9 +66,8 @@ ENVIRONMENT = {  # before vllm is imported
 MODELS_FILE = Path(__file__).with_name("engine_models.jsonl")
 SMOKE_MODEL = "smoke"
 MAX_SEQS = 256  # requests that run at once
-MAX_BATCHED_TOKENS = (
-    8192  # tokens of one step: what vLLM's server takes by itself on GPUs of this size
-)
+# tokens of one step: what vLLM's server takes by itself on GPUs of this size
+MAX_BATCHED_TOKENS = 8192
 MAX_MODEL_LEN = 20480
 MEMORY_SHARE = 0.9  # of the card, for all engines that run at once
 GIB = 2**30

@@ -70,12 +70,10 @@ class StepRecord:
     launch_s: float = 0.0
     wait_s: float = 0.0  # blocked until the GPU had finished the step before
     scheduled: dict[str, int] = field(default_factory=dict)  # tokens by request
-    cached: tuple[list[str], list[int]] = field(
-        default_factory=lambda: ([], [])
-    )  # requests, tokens computed before
-    new: list[tuple[str, int, int]] = field(
-        default_factory=list
-    )  # request, computed before, tokens of its prompt
+    # requests, tokens computed before
+    cached: tuple[list[str], list[int]] = field(default_factory=lambda: ([], []))
+    # request, computed before, tokens of its prompt
+    new: list[tuple[str, int, int]] = field(default_factory=list)
     running: int = 0
     waiting: int = 0
     cache_use: float = 0.0

@@ -235,9 +235,8 @@ def names_step(campaign: KernelCampaign) -> None:
     journal = campaign.journal("names", key="spec")
     specs = [spec for spec in campaign.specs() if spec.id not in journal.ids]
     size = 80
-    profile_batch(
-        campaign.bench.gpu, specs[:2], campaign.bench.run
-    )  # a process's first session may miss kernels
+    # a process's first session may miss kernels
+    profile_batch(campaign.bench.gpu, specs[:2], campaign.bench.run)
     for start in range(0, len(specs), size):
         if campaign.left_s < 15.0:
             say(f"names: budget spent after {start} of {len(specs)}")

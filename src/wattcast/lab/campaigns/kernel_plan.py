@@ -49,9 +49,8 @@ class OperatorSpec:
     layout: str = ""
     rotated: str = "none"
     detail: dict[str, Any] = field(default_factory=dict)
-    chosen: str = field(
-        default="plan", compare=False
-    )  # why it is measured; changes nothing of what runs
+    # why it is measured; changes nothing of what runs
+    chosen: str = field(default="plan", compare=False)
 
     @property
     def id(self) -> str:

@@ -94,9 +94,8 @@ def compare_methods(length_s: float = 4.0) -> list[dict[str, object]]:
         times = json.loads(marks.read_text()) if marks.exists() else []
     for entry, flags, (began_s, ended_s) in zip(entries, doubts, times, strict=False):
         part = summarise_window("part", run.samples, began_s + SETTLE_S, ended_s)
-        whole = find_ticks(run.samples).between(
-            began_s + SETTLE_S, ended_s
-        )  # a step at the edge holds rest, too
+        # a step at the edge holds rest, too
+        whole = find_ticks(run.samples).between(began_s + SETTLE_S, ended_s)
         entry |= {
             "run_w": whole.power_w if whole.intervals else None,
             "run_clock_hz": part.sm_clock_hz,

@@ -165,9 +165,8 @@ _TRANSFORMERS = (
 )  # why, and the extra that brings it
 _IMAGE = 224
 _RESNET_DEPTHS = [3, 4, 6, 3]
-LEARNING_RATE = (
-    1e-6  # weights hardly move over a row, so that every iteration sees the same kind of data
-)
+# weights hardly move over a row, so that every iteration sees the same kind of data
+LEARNING_RATE = 1e-6
 
 
 @dataclass

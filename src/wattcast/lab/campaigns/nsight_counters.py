@@ -122,9 +122,8 @@ def collect_counters(
     ``counters.jsonl``.
     """
     find_ncu()
-    choose_counted_specs(
-        few, listed
-    )  # a list that cannot be read is said before anything is started
+    # a list that cannot be read is said before anything is started
+    choose_counted_specs(few, listed)
     target = ["counters", "--few", str(few), "--plan", listed]
     lines, metrics = run_target(
         out / "counters.csv", target, read_wanted_metrics(), budget_s, 25.0, ("--nvtx",)

@@ -557,9 +557,8 @@ def build_call(
     kind = spec.operator["op"]
     if kind in MAKERS:
         return MAKERS[kind](builder, spec)
-    registered = find_measured_call(
-        kind
-    )  # by the operator's own file; all copies share its operands
+    # by the operator's own file; all copies share its operands
+    registered = find_measured_call(kind)
     if registered is None:
         raise unknown_name("operator", kind, MAKERS)
     tensors: list[Any] = []

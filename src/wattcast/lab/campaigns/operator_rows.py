@@ -461,12 +461,10 @@ class KernelCampaign(campaign_engine.Campaign):
     listed: list[OperatorSpec] | None = None  # in place of the plan
     round_: int = 1  # of the plan
     ahead: Sequence[str] = ()  # steps that follow the present one
-    fresh: dict[str, list[OperatorSpec]] = field(
-        default_factory=dict
-    )  # operators measured by this process, by kind
-    latency_s: dict[str, float] = field(
-        default_factory=dict
-    )  # of the rows measured by this process, by id
+    # operators measured by this process, by kind
+    fresh: dict[str, list[OperatorSpec]] = field(default_factory=dict)
+    # of the rows measured by this process, by id
+    latency_s: dict[str, float] = field(default_factory=dict)
 
     def measure(
         self,

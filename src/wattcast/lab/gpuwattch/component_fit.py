@@ -343,15 +343,13 @@ class KernelColumns:
     kernel: Annotated[str, Option("Column of kernel names.")] = "kernel"
     application: Annotated[
         str | None, Option("Column of programs; default: from the kernel's name.")
-    ] = None  # default: the kernel's name without its trailing _k1, _2 ...
-    duration: Annotated[str | None, Option("Column of seconds.")] = None  # seconds
+    ] = None
+    duration: Annotated[str | None, Option("Column of seconds.")] = None
     cycles: Annotated[str | None, Option("Column of cycles, with --clock, instead of seconds.")] = (
-        None  # with clock_hz, instead of seconds
+        None
     )
     clock_hz: Annotated[float | None, Option("Core clock, such as 1447MHz.", unit="Hz")] = None
-    prefix: Annotated[str, Option("Component columns start with this.")] = (
-        ""  # component columns start with this
-    )
+    prefix: Annotated[str, Option("Component columns start with this.")] = ""
     leave_out: Annotated[tuple[str, ...], Option("A column not to fit, such as a total.")] = ()
 
 

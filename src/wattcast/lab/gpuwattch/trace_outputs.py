@@ -126,9 +126,8 @@ def write_text_rows(
     if drop.any():
         stops = np.flatnonzero(np.frombuffer(text, dtype=np.uint8) == ord("\n")) + 1
         starts = np.concatenate([[0], stops[:-1]])
-        edges = np.flatnonzero(
-            np.diff(np.concatenate([[1], drop, [1]]))
-        )  # kept runs lie between pairs of edges
+        # kept runs lie between pairs of edges
+        edges = np.flatnonzero(np.diff(np.concatenate([[1], drop, [1]])))
         kept_runs = zip(edges[0::2], edges[1::2], strict=True)
         text = b"".join(text[starts[first] : stops[last - 1]] for first, last in kept_runs)
     file.write(text if keep_comma else text.replace(b",\n", b"\n"))

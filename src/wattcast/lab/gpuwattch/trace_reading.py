@@ -35,9 +35,8 @@ from wattcast.power.activity import Activity, ActivitySource
 
 MAX_TRACE_LINE_BYTE = 1 << 20
 MAX_COUNTER_TRACE_BYTE = 64 << 30
-MAX_GZIP_RATIO = (
-    400.0  # rows of digits stay below about 230:1 in deflate; runs of one byte reach 1032:1
-)
+# rows of digits stay below about 230:1 in deflate; runs of one byte reach 1032:1
+MAX_GZIP_RATIO = 400.0
 _RATIO_FROM_BYTE = 8 << 20  # a short file may compress as well as it likes
 _GZIP_READ_BYTE = 1 << 12  # small: what follows a member is copied once for each member
 BLOCK_BYTE = 8 << 20

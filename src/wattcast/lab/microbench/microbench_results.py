@@ -78,9 +78,8 @@ class MicroRow:
     active_sms: int | None = None
     operations_per_cycle_sm: float | None = None
     latency_cycles: float | None = None  # from an operation to the next, which waits for it
-    effective_clock_hz: float | None = (
-        None  # cycles over the nanosecond timer, or over the mean time where capped
-    )
+    # cycles over the nanosecond timer, or over the mean time where capped
+    effective_clock_hz: float | None = None
     sm_clock_hz: float | None = None  # as NVML reports it
     duration_s: float | None = None  # of the window
     power_w: float | None = None

@@ -37,9 +37,8 @@ A_TILE_BYTE = 64 * 128
 STEPS_OF_STAGE = 4  # 128 bytes of K in steps of 32
 WGMMA_STEPS = STAGES * STEPS_OF_STAGE
 CHAINS = 8
-SPARSE_PAIRS = (
-    "(lane & 1u ? 0xeeeeeeeeu : 0x44444444u)"  # two of four: the last two, or the first two
-)
+# two of four: the last two, or the first two
+SPARSE_PAIRS = "(lane & 1u ? 0xeeeeeeeeu : 0x44444444u)"
 BULK_BYTE = 8192
 BULK_STAGES = 4
 THROUGH_STAGES = 6  # of a copy through shared memory

@@ -18,9 +18,8 @@ from typing import Any
 
 from wattcast.core import files
 
-STAMP_WORDS = (
-    5  # of each block: multiprocessor, cycle counter and nanosecond timer at begin and end
-)
+# of each block: multiprocessor, cycle counter and nanosecond timer at begin and end
+STAMP_WORDS = 5
 L2_TURNS = 16  # of a benchmark that lives in L2: see `Benchmark.turns`
 SINK_WORDS = 1 << 22  # of the sink: the most threads a launch may have
 CHECK_SEED = 0  # with this seed a kernel stores what it computed
@@ -99,24 +98,23 @@ class Benchmark:
 
     name: str
     group: str
-    parts: tuple[
-        tuple[BenchUnit, int], ...
-    ]  # a unit and its steps an iteration; the first is what is reported
+    # a unit and its steps an iteration; the first is what is reported
+    parts: tuple[tuple[BenchUnit, int], ...]
     threads: int = 512
     blocks_per_sm: int = 2
     share: float = 1.0  # of the multiprocessors that get blocks
-    whole: bool = (
-        False  # a block for every chunk of the buffer, once, instead of a few that walk through it
-    )
+    # a block for every chunk of the buffer, once, instead of a few that walk through it
+    whole: bool = False
     # every how many blocks one writes its stamps: a timer costs short blocks much of their time
     stamped: int = 1
     shared_byte: int = 0  # of a block, requested at launch
     working_set: str = ""  # "", "l1", "l2" or "dram": how large the buffers are; or "texture"
     tiles: bool = False  # ``b`` is a tensor map of the buffer ``a``
+    # nodes and bytes from one to the next: ``b`` is a ring of addresses
     ring: tuple[int, int] = (
         0,
         0,
-    )  # nodes and bytes from one to the next: ``b`` is a ring of addresses
+    )
     timed: bool = False  # one warp of one block, for its cycles alone: a latency
     least: int = OLDEST  # compute capability times ten
     only: tuple[
@@ -129,9 +127,8 @@ class Benchmark:
     specification: str = ""  # key of a rate that the vendor states (`find_specified_rate`)
     interleave: bool = True
     once: bool = False  # one of several ways to the same end: measured in the first round only
-    version: int = (
-        1  # grows when the kernel changes, so that what an older one measured is measured again
-    )
+    # grows when the kernel changes, so that what an older one measured is measured again
+    version: int = 1
 
     @property
     def unit(self) -> BenchUnit:

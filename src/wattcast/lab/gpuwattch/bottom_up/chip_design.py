@@ -145,9 +145,8 @@ class ChipDesign:
     warp_size: int = 32
     ports: int = 1
     pending: int = 32  # entries of the coalescer's table
-    words_of_access: int = (
-        1  # bank words and crossbar lanes one shared-memory access moves; GPUWattch counts one
-    )
+    # bank words and crossbar lanes one shared-memory access moves; GPUWattch counts one
+    words_of_access: int = 1
     crossbar_lanes: int = 32  # of shared memory's crossbar
     link_um: float = 0.0  # wire between SMs and L2, beyond the network's crossbar
     toggle: float = 1.0  # share of data wires that charge in a use; McPAT counts all

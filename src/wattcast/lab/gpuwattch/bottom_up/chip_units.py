@@ -347,9 +347,8 @@ def gate_leakage_cost(
 _TAG_EXTRA_BIT = 5  # state bits beside an address (CACTI)
 _OPCODE_BIT = 16  # of a memory request
 _ECC = 9.0 / 8.0
-_ROUTINE = (
-    0.1  # of the peak power goes on refresh, scrubbing and the like whatever is asked (McPAT 0.8)
-)
+# of the peak power goes on refresh, scrubbing and the like whatever is asked (McPAT 0.8)
+_ROUTINE = 0.1
 # comparing a warp's addresses: 0.443 mW for 0.5 ns at 1 V (GPUWattch, synthesis)
 _COALESCE_J = 0.443e-3 * 0.5e-9
 # pending-request entry, masks, counters (manual 2.2.3)

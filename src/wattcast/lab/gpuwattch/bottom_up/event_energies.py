@@ -47,9 +47,8 @@ if TYPE_CHECKING:
 LEAKAGE = "leakage"
 AREA = "area"
 PIPELINES = "pipelines"
-_UNITS_OF_PIPELINE = (
-    4.0  # a core's latches belong to fetch, load-store, memory management and execution
-)
+# a core's latches belong to fetch, load-store, memory management and execution
+_UNITS_OF_PIPELINE = 4.0
 _BUSY_UNITS = 3.0  # of which three work for a duty of one (GPUWattch)
 _FITTED_MUST = 3.0
 _LEAST_CHANGE = 5e-4  # a smaller relative change is not printed
