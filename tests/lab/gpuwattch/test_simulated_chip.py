@@ -26,7 +26,7 @@ def read_notes(reference: Path, architecture: str, energies: str) -> str:
 def test_a_table_dumped_with_its_own_architecture_is_not_warned_of(
     reference: Path, name: str
 ) -> None:
-    """FPU_ACC and DPU_ACC were compared with factors of their own names, which no file has."""
+    """Factors have names of their own: that of FPU_ACC is called FP_ACC."""
     assert "other scaling factors" not in read_notes(reference, name, name)
 
 

@@ -192,9 +192,10 @@ def _compare_factors(architecture: ChipArchitecture, table: EnergyTable) -> str:
         if column not in scaling_of_column:
             continue
         compared += 1
-        listed = architecture.scaling_of(scaling_of_column[column])
+        name = scaling_of_column[column]
+        listed = architecture.scaling_of(name)
         if abs(dumped - listed) > _SAME_FACTOR * max(dumped, listed):
-            differences.append(f"{column} {dumped:g} instead of {listed:g}")
+            differences.append(f"{name} {dumped:g} instead of {listed:g}")
     if not differences:
         return ""
     shown = ", ".join(differences[:_MOST_SHOWN])
