@@ -6,7 +6,7 @@ Run: ``python -m studies.method_figures docs/images``.
 
 from __future__ import annotations
 
-import re
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -32,7 +32,7 @@ from wattcast.report.figure_style import (
     save_figure,
 )
 
-CONFIDENCE = Path(__file__).parents[1] / "docs" / "method" / "confidence.md"
+LEDGER = Path(__file__).parents[1] / "docs" / "ledger.json"
 
 
 def draw_engine_steps() -> Figure:
@@ -144,28 +144,25 @@ def draw_catalogue() -> Figure:
 
 
 def draw_coverage() -> Figure:
-    """Draw the share of each set inside its 90 % interval, from the table of the page on
-    confidence.
-    """
-    rows = re.findall(
-        r"^\| ([^|]+) \| (latency|power) \| \d+ \| ([\d.]+) \|.*\| (yes|no) \|[^|]*\|$",
-        CONFIDENCE.read_text(),
-        re.M,
-    )
+    """Draw the share of each set of the ledger that is inside its 90 % interval."""
+    ledger = json.loads(LEDGER.read_bytes())["rows"]
+    rows = [row for row in ledger if row["set"].startswith("coverage, ")]
     figure, axes = new_axes(9.0, 1.4 + 0.22 * len(rows))
     axes.axvspan(82.0, 97.0, color="#DDDDDD", label="wanted")
-    for held, colour in (("yes", SERIES_COLOURS[2]), ("no", SERIES_COLOURS[1])):
-        at = [place for place, row in enumerate(rows) if row[3] == held]
-        words = "holds" if held == "yes" else "too narrow or too wide"
+    for held, colour in ((True, SERIES_COLOURS[2]), (False, SERIES_COLOURS[1])):
+        at = [place for place, row in enumerate(rows) if row["held"] == held]
+        words = "holds" if held else "too narrow or too wide"
         axes.plot(
-            [float(rows[place][2]) for place in at],
+            [rows[place]["coverage"] for place in at],
             at,
             "o",
             color=colour,
             label=f"{words} ({len(at)})",
         )
     axes.axvline(90.0, color="black", lw=0.8)
-    axes.set_yticks(range(len(rows)), [f"{name}: {quantity}" for name, quantity, _, _ in rows])
+    names = [row["set"].removeprefix("coverage, ") for row in rows]
+    labels = [f"{name}: {row['quantity']}" for name, row in zip(names, rows, strict=True)]
+    axes.set_yticks(range(len(rows)), labels)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.grid(axis="y", lw=0.3)
     axes.set_xlabel("Measurements inside the 90 % interval (%)")
