@@ -41,6 +41,7 @@ NO_HOST = HostTimes(
     latent_layers=0.0,
     shared_layers=0.0,
     scan_layers=1.0,
+    expert_scan_layers=0.0,
     launch_spread=0.0,
     launch_memory=0.0,
     visible_memory=1.0,
