@@ -135,3 +135,74 @@ def test_a_clock_is_there_a_little_more_than_a_second_after_it_is_needed() -> No
     alone_s = first_token_s(1e-9, 0.0)
     left_s = first_token_s(12.0, 0.0) - alone_s
     assert 1.05 < left_s / 0.2 < 1.4
+
+
+def test_five_seconds_of_requests_are_waited_for() -> None:
+    levels = SteadyEngine().play(20)
+    top = len(LEVELS_HZ) - 1
+    assert 5 <= next(second for second, level in enumerate(levels) if level < top) <= 6
+
+
+def test_a_late_minute_takes_a_seventh_of_the_limits_and_two_others_a_tenth_back() -> None:
+    """Never more than half of them is given up."""
+    engine = SteadyEngine(limits=ServingLimits(0.05, 0.05))
+    engine.play(125)
+    engine.late_share = 0.05
+    seconds = 0
+    while engine.keeper._care == 1.0:
+        engine.play(1)
+        seconds += 1
+        assert seconds < 100, "lateness is never judged"
+    assert 1 / 8 < 1.0 - engine.keeper._care < 1 / 6
+    engine.play(1200)
+    least = engine.keeper._care
+    assert 0.45 < least < 0.55
+    engine.late_share = 0.0
+    while engine.keeper._care == least:
+        engine.play(1)
+    once = engine.keeper._care
+    assert once / least == pytest.approx(1.05, abs=0.01)
+    waited = 0
+    while engine.keeper._care == once:
+        engine.play(1)
+        waited += 1
+    assert 55 <= waited <= 65
+
+
+@pytest.mark.parametrize(("share", "is_full"), [(0.85, False), (0.95, True)])
+def test_seats_are_full_where_nine_in_ten_are_taken(share: float, is_full: bool) -> None:
+    engine = SteadyEngine(load=10.0)
+    engine.play(120)
+    engine.waiting = 1.0
+    token_s = engine.keeper._forecasts[1] if engine.keeper._forecasts else 0.0
+    reading = engine.read(token_s)
+    engine.keeper.seats = (reading.running + reading.waiting) / share
+    engine.keeper.decide(engine.now_s + 1.0, reading, 0.0)
+    assert (engine.keeper.why == "its cache or its seats are full") is is_full
+
+
+def test_a_clock_falls_three_levels_at_once_three_seconds_after_it_rose() -> None:
+    engine = SteadyEngine(load=2.0)
+    engine.play(120)
+    engine.waiting = 60.0
+    engine.play(1)
+    engine.waiting = 0.0
+    levels = np.array([len(LEVELS_HZ) - 1, *engine.play(8)])
+    falls = -np.diff(levels)
+    assert np.flatnonzero(falls)[0] == 2
+    assert falls.max() == 3
+
+
+def test_half_of_what_margins_learned_is_forgotten_in_three_and_a_half_minutes() -> None:
+    margin = _Margin(0.0)
+    margin.learn(LatencyHistogram((0.1, 0.2, math.inf), (1e4,) * 3, 200.0), 0.02, 1.0)
+    before = margin.weight
+    margin.learn(LatencyHistogram((0.1, 0.2, math.inf), (1.0,) * 3, 0.02), 0.02, 208.0)
+    assert margin.weight / before == pytest.approx(0.5, abs=0.04)
+
+
+def test_intervals_of_forty_seconds_say_half_of_what_is_known_of_steps() -> None:
+    """Their weights sum up to one, as those of a mean over a minute do."""
+    engine = SteadyEngine(load=10.0)
+    engine.play(6 + 42)
+    assert engine.keeper._sums[0] == pytest.approx(0.5, abs=0.06)

@@ -9,7 +9,11 @@ import sys
 from pathlib import Path
 
 from wattcast.coefficients import list_subjects
-from wattcast.coefficients.coefficient_entries import Coefficient, read_subject
+from wattcast.coefficients.coefficient_entries import (
+    Coefficient,
+    read_subject,
+    read_trials,
+)
 
 HEAD = """# Coefficients
 
@@ -26,12 +30,31 @@ test of what the coefficient means: it fails when the number changes by a third.
 
 def make_page() -> str:
     """Return the page as Markdown."""
-    sections = [HEAD]
+    sections = [HEAD, count_noticed()]
     for subject in list_subjects():
         rows = [format_entry(name, entry) for name, entry in read_subject(subject).items()]
         header = "| name | value | origin | evidence | used by | noticed by |\n" + "|---" * 6 + "|"
         sections.append("\n".join([f"## {subject}\n", header, *rows, ""]))
     return "\n".join(sections)
+
+
+def count_noticed() -> str:
+    """Say how many coefficients a test was seen to notice, by the recorded trials."""
+    records = {(record.subject, record.name): record for record in read_trials()}
+    total = 0
+    noticed = 0
+    for subject in list_subjects():
+        for name, entry in read_subject(subject).items():
+            record = records.get((subject, name))
+            total += 1
+            if record is not None and record.is_current(entry) and record.noticed_factors:
+                noticed += 1
+    share = noticed / max(total, 1)
+    return (
+        f"Of {total} coefficients, {noticed} ({share:.1%}) were seen to fail the test that they "
+        "name when changed by a third (`python -m wattcast.lab.validate.coefficient_trials "
+        "--record`).\n"
+    )
 
 
 def format_entry(name: str, entry: Coefficient) -> str:
