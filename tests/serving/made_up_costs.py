@@ -10,29 +10,21 @@ from wattcast.predictor.engine_host import HostTimes, load_host_times
 from wattcast.serving.step_costs import StepCosts
 
 NO_HOST = HostTimes(
-    **{
-        f"{name}_s": 0.0
-        for name in (
-            *(
-                "schedule",
-                "schedule_per_sequence",
-                "launch_graph",
-                "launch_graph_per_sequence",
-                "launch_layer",
-            ),
-            *(
-                "launch_same_layer",
-                "launch_loose_layer",
-                "launch_same_loose_layer",
-                "launch_scan",
-                "output",
-                "output_per_sequence",
-                "admit",
-                "switch",
-                "sample",
-            ),
-        )
-    },
+    schedule_s=0.0,
+    schedule_per_sequence_s=0.0,
+    launch_graph_s=0.0,
+    launch_graph_per_sequence_s=0.0,
+    launch_layer_s=0.0,
+    launch_same_layer_s=0.0,
+    launch_loose_layer_s=0.0,
+    launch_same_loose_layer_s=0.0,
+    launch_scan_s=0.0,
+    launch_expert_scan_s=0.0,
+    output_s=0.0,
+    output_per_sequence_s=0.0,
+    admit_s=0.0,
+    switch_s=0.0,
+    sample_s=0.0,
     governor_s=0.075,
     waiting_power=1.0,
     expert_layers=0.0,
