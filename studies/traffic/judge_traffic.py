@@ -6,11 +6,12 @@
 synthetic). Constants were chosen on the first 40 % of each, with plants of seeds 1 to 3; here the rest
 is served, by plants of seeds 101 to 103. ``FOLDER`` gets ``setup.json`` and ``rows.jsonl``.
 
-Rules. ``setup.json`` beside this file is the one that was judged by. llama3-8b in bf16 on one card. Limits: twice the worst minute of the top clock on the first
+Rules. llama3-8b in bf16 on one card. Limits: twice the worst minute of the top clock on the first
 part at a tenth of its speed, rounded up to an edge of vLLM's histograms. Load: a share of the speed
 up to which the top clock of the plant keeps them in 99 % of the minutes of the first part. A cell is 6
 minutes at that load, 3,000 requests at most; the first minute, in which the policy learns, counts for
-nobody. Cells run in an order that was drawn before.
+nobody. Cells run in an order that was drawn before. ``setup.json`` beside this file is the one that
+was judged by, ``judged_rows.jsonl`` what came out.
 """
 
 from __future__ import annotations
