@@ -9,11 +9,7 @@ import sys
 from pathlib import Path
 
 from wattcast.coefficients import list_subjects
-from wattcast.coefficients.coefficient_entries import (
-    Coefficient,
-    read_subject,
-    read_trials,
-)
+from wattcast.coefficients.coefficient_entries import Coefficient, read_subject
 
 HEAD = """# Coefficients
 
@@ -21,7 +17,8 @@ Every number of a prediction that is neither physics nor published by a vendor, 
 come from a card's own bundle: its value, where it comes from and what speaks for it. *Fitted* means
 by least squares or the like to the rows that are named, *chosen* by a person who looked at the
 evidence, *convention* an agreement that no measurement could prove wrong. The last column names a
-test of what the coefficient means: it fails when the number changes by a third.
+test of what the coefficient means: it fails when the number changes by a third. How many were seen
+to is said by `python -m wattcast.lab.validate.coefficient_trials --summary`.
 
 `python -m wattcast.lab.coefficient_page docs/coefficients.md` writes this page from
 `src/wattcast/coefficients/`.
@@ -30,31 +27,12 @@ test of what the coefficient means: it fails when the number changes by a third.
 
 def make_page() -> str:
     """Return the page as Markdown."""
-    sections = [HEAD, count_noticed()]
+    sections = [HEAD]
     for subject in list_subjects():
         rows = [format_entry(name, entry) for name, entry in read_subject(subject).items()]
         header = "| name | value | origin | evidence | used by | noticed by |\n" + "|---" * 6 + "|"
         sections.append("\n".join([f"## {subject}\n", header, *rows, ""]))
     return "\n".join(sections)
-
-
-def count_noticed() -> str:
-    """Say how many coefficients a test was seen to notice, by the recorded trials."""
-    records = {(record.subject, record.name): record for record in read_trials()}
-    total = 0
-    noticed = 0
-    for subject in list_subjects():
-        for name, entry in read_subject(subject).items():
-            record = records.get((subject, name))
-            total += 1
-            if record is not None and record.is_current(entry) and record.noticed_factors:
-                noticed += 1
-    share = noticed / max(total, 1)
-    return (
-        f"Of {total} coefficients, {noticed} ({share:.1%}) were seen to fail the test that they "
-        "name when changed by a third (`python -m wattcast.lab.validate.coefficient_trials "
-        "--record`).\n"
-    )
 
 
 def format_entry(name: str, entry: Coefficient) -> str:

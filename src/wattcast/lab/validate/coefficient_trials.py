@@ -6,8 +6,8 @@ whose test passes with both, is listed as unnoticed: it should go, or get a test
 not count: they notice every change and explain none.
 
 Run in the repository: ``python -m wattcast.lab.validate.coefficient_trials [SUBJECT[.NAME] ...]``.
-With ``--record`` the results go to ``coefficients/trials.csv``, from which the documentation takes
-the share that is noticed. The exit status is 1 if fewer than 95 % are noticed.
+With ``--record`` the results go to ``coefficients/trials.csv``, and ``--summary`` says what that
+table holds without a trial. The exit status is 1 if fewer than 95 % are noticed.
 
 Each trial is a fork of this process, which has imported pytest and what it needs, but nothing of
 Wattcast: the coefficients are read anew, with one of them changed, and only the named tests run.
@@ -148,13 +148,40 @@ def update_records(trials: Iterable[Trial]) -> None:
     write_trials([records[place] for place in places if place in records])
 
 
+def summarise_records(names: Iterable[str]) -> int:
+    """Say how many coefficients the recorded trials noticed, and name the others.
+
+    A record counts while value and test of its coefficient are still those that were tried. Return
+    the exit status.
+    """
+    records = {f"{record.subject}.{record.name}": record for record in read_trials()}
+    noticed = 0
+    total = 0
+    for place in names:
+        subject, _, name = place.partition(".")
+        entry = read_subject(subject)[name]
+        record = records.get(place)
+        total += 1
+        if record is None or not record.is_current(entry):
+            print(f"{place}: not tried")
+        elif record.noticed_factors:
+            noticed += 1
+        else:
+            print(f"{place}: unnoticed")
+    print(f"{noticed} of {total} are noticed ({noticed / max(total, 1):.1%})")
+    return 0 if noticed >= LEAST_SHARE_NOTICED * total else 1
+
+
 def main() -> int:
     """Try the coefficients named on the command line and print what noticed them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("coefficients", nargs="*", metavar="SUBJECT[.NAME]")
     parser.add_argument("--record", action="store_true", help="write the table of results")
+    parser.add_argument("--summary", action="store_true", help="say what the table holds")
     parser.add_argument("--both", action="store_true", help="lower what was noticed when raised")
     arguments = parser.parse_args()
+    if arguments.summary:
+        return summarise_records(list_coefficients(arguments.coefficients))
     for module in PRELOADED:
         importlib.import_module(module)
     names = list_coefficients(arguments.coefficients)
