@@ -174,7 +174,8 @@ def read_results(path: Path) -> tuple[MicroRow, ...]:
         newest[r.name] = max(newest.get(r.name, 1), r.version)
     runs = read_lines(file.parent / "runs.jsonl", missing_ok=True)
     cards = {str(run.get("run")): str(run.get("card_uuid", "")) for run in runs}
-    return tuple(replace(r, card=cards.get(r.run, "")) for r in rows if r.version == newest[r.name])
+    newest_rows = [r for r in rows if r.version == newest[r.name]]
+    return tuple(replace(r, card=cards.get(r.run, "")) for r in newest_rows)
 
 
 def describe_card(path: Path) -> str:

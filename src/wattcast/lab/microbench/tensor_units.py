@@ -82,9 +82,13 @@ def _read_table(name: str, kind: type[Entry]) -> dict[str, Entry]:
     numbers: dict[str, Any] = {"half": float} | dict.fromkeys(
         ("k", "a", "b", "c", "multiply_adds"), int
     )
-    rows = read_shipped_table("wattcast.lab.microbench", name)
-    converted = ({key: numbers.get(key, str)(cell) for key, cell in row.items()} for row in rows)
-    return {values["name"]: kind(**values) for values in converted}
+    entries = {}
+    for row in read_shipped_table("wattcast.lab.microbench", name):
+        values: Plain = {}
+        for key, cell in row.items():
+            values[key] = numbers.get(key, str)(cell)
+        entries[row["name"]] = kind(**values)
+    return entries
 
 
 PRECISIONS = _read_table("tensor_formats.csv", TensorPrecision)
@@ -295,8 +299,11 @@ def divergence_unit(name: str, ways: int) -> BenchUnit:
     for way in range(ways):
         path = " ".join(_write_path_step(name, way, step) for step in range(PATH_STEPS))
         paths.append(f"if ({name}_way == {way}u) {{ {path} }}" if ways > 1 else path)
-    registers = [f"float {name}{i} = unit_float(mixed(state + {i + 1}u));" for i in range(4)]
-    folds = [f"__float_as_uint({name}{i})" for i in range(4)]
+    registers = []
+    folds = []
+    for i in range(4):
+        registers.append(f"float {name}{i} = unit_float(mixed(state + {i + 1}u));")
+        folds.append(f"__float_as_uint({name}{i})")
     values: Plain = {"ways": ways, "registers": " ".join(registers)}
     return fill_unit(
         "divergence",

@@ -173,7 +173,7 @@ class Benchmark:
 
     def supported(self, architecture: str) -> bool:
         """Return whether ``architecture`` (``sm_90a``) has the instructions."""
-        number = int("".join(c for c in architecture.removeprefix("sm_") if c.isdigit()))
+        number = int(re.sub(r"\D", "", architecture))
         return architecture in self.only if self.only else number >= self.least
 
     @cached_property

@@ -540,6 +540,11 @@ def find_idle_power_w(results: Sequence[MicroRow]) -> float:
     return float(np.median(idle_w))
 
 
+def _list_benchmark_names(only: list[str]) -> list[str]:
+    """Return the names that are of benchmarks, not of the multimedia workloads."""
+    return [name for name in only if name != "multimedia"]
+
+
 def read_unit_metrics() -> list[str]:
     """Read every metric of ``microbench_metrics.csv``."""
     rows = read_shipped_table("wattcast.lab.microbench", "microbench_metrics.csv")
@@ -559,7 +564,7 @@ def collect_unit_counters(
     """
     nsight_counters.find_ncu()
     began_s = time.monotonic()
-    names = [name for name in only if name != "multimedia"]
+    names = _list_benchmark_names(only)
     if names or not only:  # no compiling may happen under the profiler
         compiled = CompiledKernels(CudaDevice.open().architecture)
         compiled.start(find_benchmarks(names), 2 * worker_count())
@@ -644,7 +649,7 @@ def _choose_benchmarks(
     before: Path | None,
 ) -> list[Benchmark]:
     """Return the benchmarks to count, those without counters in ``before`` first."""
-    names = [name for name in only if name != "multimedia"]
+    names = _list_benchmark_names(only)
     if only and not names:
         return []
     counted_ids = read_counted_ids(out)
