@@ -100,7 +100,7 @@ def microbench(
     since: Since = "",
 ) -> VerbResult:
     """Time, power and energy of every unit of the GPU: arithmetic, memory, structure and mixes."""
-    names = [name for name in only.split(",") if name]
+    names = list(filter(None, only.split(",")))
     budget_s = parse(budget, "s", "--budget")
     if listed:
         return _list_benchmarks(names)
@@ -365,9 +365,9 @@ def _list_possible_transfers(device: CudaDevice, names: list[str]) -> list[str]:
     """
     transfers = list_transfers(names)
     is_alone = int(device.call("cuDeviceGetCount")) < 2
-    if is_alone and "peer_copy" not in names:
-        return [name for name in transfers if name != "peer_copy"]
-    return list(transfers)
+    if is_alone and "peer_copy" in transfers and "peer_copy" not in names:
+        transfers.remove("peer_copy")
+    return transfers
 
 
 def choose_repeat_bench(bench: DeviceBench, before: MicroRow | None) -> DeviceBench:
