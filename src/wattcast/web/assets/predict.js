@@ -58,8 +58,8 @@ $("kernel-which").addEventListener("change", () => kernelSlot.refresh());
 
 function lookInside() {
   if (!view.now || !inSight) return;
-  powerSlot.refresh();
-  kernelSlot.refresh();
+  if (!view.power) powerSlot.refresh(); // what is drawn again loses the focus
+  if (!view.kernel) kernelSlot.refresh();
 }
 
 function drawPower() {
