@@ -168,10 +168,12 @@ def _interpolate(
     """Return a table over capacities at those of the designs, ``(*sweep, kernel)``."""
     nodes = design.capacity_byte
     if axes.l2_byte is None or len(nodes) == 1:
-        base = int(np.argmin(np.abs(np.log(nodes / design.bundle.reference.l2_byte))))
-        return np.asarray(table[base])
+        log_ratio = np.log(nodes / design.bundle.reference.l2_byte)
+        nearest = int(np.argmin(np.abs(log_ratio)))
+        return np.asarray(table[nearest])
     logs = np.log(nodes)
-    place = np.interp(np.log(sweep_values(axes.l2_byte)), logs, np.arange(len(nodes)))
+    log_l2_byte = np.log(sweep_values(axes.l2_byte))
+    place = np.interp(log_l2_byte, logs, np.arange(len(nodes)))
     low = np.minimum(place.astype(np.intp), len(nodes) - 2)
     weight = place - low
     columns = table.T
@@ -304,11 +306,12 @@ def _find_bounds(
     base_sms = float(sweep_values(design.gpu.sm_count))
     waves = count_waves(programs, axes.sm_count)
     base_l2 = design.gpu.l2.byte_per_cycle
-    port = (
-        design.bundle.reference.l2_byte_per_cycle if base_l2 is None else base_l2
-    ) * axes.l2_port
+    if base_l2 is None:
+        base_l2 = design.bundle.reference.l2_byte_per_cycle
+    port = base_l2 * axes.l2_port
     is_convolution = map_distinct("conv2d".__eq__, programs.work.root_family)
-    uneven = np.where(is_convolution, waves * base_sms / np.maximum(programs.work.units, 1.0), 0.0)
+    unevenness = waves * base_sms / np.maximum(programs.work.units, 1.0)
+    uneven = np.where(is_convolution, unevenness, 0.0)
     link_s: Sweepable = 0.0
     if np.ndim(axes.die_link_s_per_byte) or axes.die_link_s_per_byte:
         link_s = axes.die_link_s_per_byte * programs.work.l2_byte

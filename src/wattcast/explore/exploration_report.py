@@ -163,8 +163,10 @@ def print_sweep(console: Console, done: SweepResult) -> None:
     print_rows(console, rows, {"least": "least"} | columns, "The best of each")
     front = table_rows(summary.front)
     chosen = _choose_spread(front, MOST_ROWS)
-    some = "" if len(chosen) == len(front) else f", {len(chosen)} of {len(front):,} shown"
-    print_rows(console, chosen, columns, f"Pareto front of {' and '.join(done.objectives)}{some}")
+    title = f"Pareto front of {' and '.join(done.objectives)}"
+    if len(chosen) < len(front):
+        title += f", {len(chosen)} of {len(front):,} shown"
+    print_rows(console, chosen, columns, title)
     print_notes(console, [*study.graph.assumptions, *study.bundle.assumptions, *done.notes])
 
 
@@ -190,7 +192,9 @@ def print_exploration(
         title = f"The best of each, {result.bound}"
         print_rows(console, best, {"least": "least"} | columns, title)
     shown = _choose_spread(ran, MOST_POINTS)
-    title = f"{len(shown)} of {len(ran):,} points" if len(shown) < len(ran) else "All points"
+    title = "All points"
+    if len(shown) < len(ran):
+        title = f"{len(shown)} of {len(ran):,} points"
     print_rows(console, shown, columns, title)
     for point in result.points:
         if point.reason:
@@ -228,8 +232,11 @@ def _write_answer(
         return f"no point fits the memory {result.bound}"
 
     def name_point(point: Alternative) -> str:
-        cells = [f"{columns[name]} {format_cell(name, item)}" for name, item in point.names.items()]
-        return ", ".join(cells)
+        words = []
+        for name, item in point.names.items():
+            value = format_cell(name, item)
+            words.append(f"{columns[name]} {value}")
+        return ", ".join(words)
 
     best = result.best[least]
     risk = best.describe_risk()

@@ -434,7 +434,8 @@ def parse_values(
 ) -> tuple[Array, bool]:
     """Return the values of a list or a range, or its two ends and True."""
     if ":" not in text:
-        listed = np.array([units.parse(piece.strip(), unit, where) for piece in text.split(",")])
+        numbers = [units.parse(piece.strip(), unit, where) for piece in text.split(",")]
+        listed = np.array(numbers)
         if np.unique(listed).size != listed.size:
             raise bad_value(where, "each value once", text)
         return listed, False
@@ -453,7 +454,8 @@ def parse_values(
         step = units.parse(pieces[2], unit, where)
         if step <= 0:
             raise bad_value(where, "a step above zero", text)
-        count = int(min((high - low) / step * (1 + 1e-12) + 1e-9, 2.0 * MOST_VALUES)) + 1
+        steps = (high - low) / step * (1 + 1e-12) + 1e-9  # rounding must not lose the last one
+        count = int(min(steps, 2.0 * MOST_VALUES)) + 1
     else:
         raise bad_value(where, "low:high:step, low:high:random:N, low:high or a list", text)
     if not 1 <= count <= MOST_VALUES:

@@ -207,7 +207,8 @@ def judge_confidence(p: PredictionValues) -> AnswerLine:
     reasons = [f"{p.gpu} is {p.status}"]
     if p.status is FitStatus.FORECAST:
         reasons = [f"{p.gpu} is forecast, not measured"]
-    waiting = float(np.max(1.0 - np.asarray(p.busy_s) / np.asarray(p.latency_s)))
+    busy_share = np.asarray(p.busy_s) / np.asarray(p.latency_s)
+    waiting = float(np.max(1.0 - busy_share))
     if waiting > MUCH_WAITING:
         word = "rough"
         host = f"{waiting:.0%} of the time waits for the host, whose speed differs by machine"

@@ -241,7 +241,8 @@ def _hold_limit(
     if at.duration_s is not None:
         # until the governor reacts, the run has the clock asked for
         before = min(REACTION_S / at.duration_s, 1.0)
-        run = runner.run_at(before * high_hz[..., np.newaxis] + (1.0 - before) * run.clock_hz)
+        mean_hz = before * high_hz[..., np.newaxis] + (1.0 - before) * run.clock_hz
+        run = runner.run_at(mean_hz)
         capped = capped & (before < 1.0)
         met = met | (before == 1.0)
     return _SettledRun(run, capped, met, asked_w)

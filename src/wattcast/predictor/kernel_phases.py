@@ -376,7 +376,8 @@ def count_events(kernels: Kernels) -> tuple[tuple[str, ...], Array]:
         "dram_write_byte": work.dram_write_byte + half_between_byte,
         "link_byte": kernels.link_byte,
     }
-    value[:, len(PIPE_EVENTS) :] = np.array([counts[event] for event in _OTHER_EVENTS]).T
+    columns = [counts[event] for event in _OTHER_EVENTS]
+    value[:, len(PIPE_EVENTS) :] = np.array(columns).T
     return _EVENTS, value
 
 

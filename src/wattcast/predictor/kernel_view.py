@@ -102,11 +102,13 @@ def view_kernel(basis: PredictionBasis, row: int) -> KernelView:
     op = kernels.ops[row]
     choices = _view_tiles(basis, row, effective_hz)
     last_units = units - sms * np.floor(units / sms)
+    l2_byte = work.l2_byte[row] + work.store_byte[row] + work.between_byte[row]
+    half_between_byte = 0.5 * work.between_dram_byte[row]
     level_byte = {
         "shared": float(work.shared_byte[row]),
-        "l2": float(work.l2_byte[row] + work.store_byte[row] + work.between_byte[row]),
-        "dram read": float(work.dram_read_byte[row] + 0.5 * work.between_dram_byte[row]),
-        "dram write": float(work.dram_write_byte[row] + 0.5 * work.between_dram_byte[row]),
+        "l2": float(l2_byte),
+        "dram read": float(work.dram_read_byte[row] + half_between_byte),
+        "dram write": float(work.dram_write_byte[row] + half_between_byte),
     }
     return KernelView(
         op=op,
@@ -249,15 +251,16 @@ def _name_resources(
     scale = find_scale(kernels, basis.bundle.corrections, basis.bundle.learned)
     sms = float(np.ravel(basis.gpu.sm_count)[0])
     waves = float(count_waves(kernels, sms)[row])
-    rate = float(np.ravel(np.broadcast_to(kernels.pipe_per_cycle, kernels.flop.shape))[row])
-    arithmetic = waves * float(scale.time[row] * scale.compute[row] * work.unit_flop[row]) / rate
+    flop_per_cycle = np.ravel(np.broadcast_to(kernels.pipe_per_cycle, kernels.flop.shape))[row]
+    scaled_flop = scale.time[row] * scale.compute[row] * work.unit_flop[row]
+    arithmetic_cycles = waves * float(scaled_flop) / float(flop_per_cycle)
     l2_rate = basis.gpu.l2.byte_per_cycle
     if l2_rate is None:
         l2_rate = basis.bundle.reference.l2_byte_per_cycle
     loads = float(scale.time[row] * scale.l2[row] * work.l2_byte[row])
     l2_cycles = loads / float(np.ravel(l2_rate)[0])
     pipe = kernels.pipe_event[row].removesuffix("_flop").removesuffix("_op")
-    return {pipe: arithmetic / effective_hz, "L2": l2_cycles / effective_hz}
+    return {pipe: arithmetic_cycles / effective_hz, "L2": l2_cycles / effective_hz}
 
 
 def _phase_resources(

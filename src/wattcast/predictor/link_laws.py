@@ -259,10 +259,12 @@ def engine_all_reduce_s(
     """
     n = rows.gpus
     rate = law.share * np.asarray(link_byte_per_s)
-    one = law.one_shot_start_s + (n - 1.0) * (law.one_shot_step_s + rows.byte / rate)
-    two = law.two_shot_start_s + (n - 1.0) * (law.two_shot_step_s + 2.0 * rows.byte / n / rate)
+    one_shot_step_s = law.one_shot_step_s + rows.byte / rate
+    two_shot_step_s = law.two_shot_step_s + 2.0 * rows.byte / n / rate
+    one_shot_s = law.one_shot_start_s + (n - 1.0) * one_shot_step_s
+    two_shot_s = law.two_shot_start_s + (n - 1.0) * two_shot_step_s
     fits = rows.all_reduce & (rows.byte <= law.largest_byte)
-    return np.where(fits, np.minimum(one, two), np.inf)
+    return np.where(fits, np.minimum(one_shot_s, two_shot_s), np.inf)
 
 
 def collective_s(ops: Sequence[Collective], gpu: Gpu) -> Array:
@@ -348,7 +350,8 @@ def _over_pcie_s(
         )
     link = 0.5 * np.asarray(pcie)
     crowd = None if node.is_timed else pcie_crowd(rows, node, link, laws)
-    return np.asarray(nccl_protocol_s(laws.pcie, rows, link[..., np.newaxis], crowd).min(axis=0))
+    seconds_by_protocol = nccl_protocol_s(laws.pcie, rows, link[..., np.newaxis], crowd)
+    return np.asarray(seconds_by_protocol.min(axis=0))
 
 
 def _across_nodes_s(

@@ -141,7 +141,8 @@ def _group_positions(
     for place in range(begins.shape[-1] - 2, -1, -1):
         # each position gets the whole length of its stretch
         is_same = numbers[..., place] == numbers[..., place + 1]
-        lengths_s[..., place] = np.where(is_same, lengths_s[..., place + 1], lengths_s[..., place])
+        next_s = lengths_s[..., place + 1]
+        lengths_s[..., place] = np.where(is_same, next_s, lengths_s[..., place])
 
     # number the long stretches; a short one takes the number before it, or opens the next
     is_first = np.diff(numbers, axis=-1, prepend=-1) > 0

@@ -62,7 +62,8 @@ class PowerTrace:
     @property
     def energy_j(self) -> float:
         """Joules under the curve."""
-        return float(((self.end_s - self.start_s)[:, np.newaxis] * self.part_w).sum())
+        length_s = self.end_s - self.start_s
+        return float((length_s[:, np.newaxis] * self.part_w).sum())
 
     @property
     def idle(self) -> npt.NDArray[np.bool_]:
@@ -334,7 +335,9 @@ def view_configuration(
 
 def find_clock_span(gpu: Gpu) -> tuple[float, float]:
     """Return the lowest and highest core clock."""
-    return float(np.mean(gpu.clocks.lowest_hz)), float(np.mean(gpu.clocks.max_hz))
+    lowest_hz = float(np.mean(gpu.clocks.lowest_hz))
+    highest_hz = float(np.mean(gpu.clocks.max_hz))
+    return lowest_hz, highest_hz
 
 
 def compute_memory_room(

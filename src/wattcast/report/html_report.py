@@ -246,7 +246,10 @@ def _conclude_answer(p: Prediction) -> str:
 def _conclude_cause(p: Prediction) -> str:
     """Say where the power goes, and what holds the workload back."""
     largest = sorted(p.modules, key=lambda m: -float(m.power_w))[:2]
-    shares = [f"{m.name} ({float(m.power_w) / float(p.power_w):.0%})" for m in largest]
+    shares = []
+    for module in largest:
+        share = float(module.power_w) / float(p.power_w)
+        shares.append(f"{module.name} ({share:.0%})")
     causes = [f"Most of the power goes to {' and '.join(shares)}", answer_lines.describe_cap(p)]
     waiting = 1.0 - float(p.busy_s) / float(p.latency_s)
     if waiting > answer_lines.MUCH_WAITING:

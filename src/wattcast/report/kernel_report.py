@@ -80,11 +80,10 @@ def kernel_to_plain(view: KernelView) -> dict[str, Any]:
 
 def print_kernel(console: Console, view: KernelView) -> None:
     """Print a kernel: its tile and why, its waves, its bytes, its phases."""
-    console.print(
-        f"[bold]{escape(str(view.op))}[/bold] on [bold]{escape(view.gpu)}[/bold]: "
-        f"{show(view.seconds, 's')}, {view.power_w:.4g} W, {show(view.energy_j, 'J')} a run, "
-        f"{view.calls:g} {'run' if view.calls == 1 else 'runs'}, as {escape(view.family)}"
-    )
+    title = f"[bold]{escape(str(view.op))}[/bold] on [bold]{escape(view.gpu)}[/bold]"
+    a_run = f"{show(view.seconds, 's')}, {view.power_w:.4g} W, {show(view.energy_j, 'J')} a run"
+    runs = "1 run" if view.calls == 1 else f"{view.calls:g} runs"
+    console.print(f"{title}: {a_run}, {runs}, as {escape(view.family)}")
     if view.chosen is not None:
         console.print(f"Tile: {escape(explain_tile(view.chosen, view.alternatives))}")
         rows = [_row_of_tile(choice) for choice in (view.chosen, *view.alternatives)]
@@ -123,7 +122,8 @@ def print_kernel(console: Console, view: KernelView) -> None:
     print_rows(console, levels, titles, "Bytes at every level", ["level"])
     rows = []
     for phase in view.phases:
-        resources = ", ".join(f"{name} {show(s, 's')}" for name, s in phase.resource_s.items())
+        words = [f"{name} {show(seconds, 's')}" for name, seconds in phase.resource_s.items()]
+        resources = ", ".join(words)
         rows.append(
             {
                 "phase": phase.name,
@@ -182,7 +182,8 @@ def draw_kernel(view: KernelView) -> Figure:
     _draw_watts(watts, view, scale)
     watts.set(xlabel=f"Time ({unit})", ylabel="Power (W)")
     watts.set_xlim(0.0, view.seconds * scale)
-    title = f"{view.op} on {view.gpu}: {view.seconds * scale:.4g} {unit}, {view.power_w:.4g} W"
+    length = f"{view.seconds * scale:.4g} {unit}"
+    title = f"{view.op} on {view.gpu}: {length}, {view.power_w:.4g} W"
     if view.chosen is not None:
         title += f"\n{view.chosen.label}, {view.waves:.3g} waves over the SMs"
     lanes.set_title(title, fontsize=10)

@@ -122,7 +122,9 @@ class DemandResponse:
 
     def list_steps(self) -> list[str]:
         """Return the plan as what an operator does, in order."""
-        clock = f"{int(self.begin_s // 3600):02d}:{int(self.begin_s % 3600 // 60):02d}"
+        hour = int(self.begin_s // 3600)
+        minute = int(self.begin_s % 3600 // 60)
+        clock = f"{hour:02d}:{minute:02d}"
         span = units.show(self.span_s / 60.0, "", 3).strip()
         steps = [f"At {clock}, for {span} min:"]
         steps += [point.describe() for point in self.plan.points if point.policy != "usual"]

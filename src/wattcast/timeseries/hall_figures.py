@@ -106,8 +106,9 @@ def _stack_groups(
     factor = max((last - first) // MOST_POINTS, 1)
     count = (last - first) // factor
     used = slice(first, first + count * factor)
-    group_w = hall.group_j[:, used].reshape(len(hall.group_j), count, factor).mean(axis=-1)
-    group_mw = group_w / hall.work.bin_s / 1e6
+    bins_of_point_j = hall.group_j[:, used].reshape(len(hall.group_j), count, factor)
+    group_w = bins_of_point_j.mean(axis=-1) / hall.work.bin_s
+    group_mw = group_w / 1e6
     begins = first + factor * np.arange(count, dtype=np.float64)
     names = [work.group.name for work in hall.work.groups]
     seconds = (last - first) * hall.work.bin_s

@@ -252,8 +252,9 @@ def _describe_group(group: dict[str, Any]) -> str:
 
 
 def _describe_limit(level: str, limit: dict[str, Any]) -> str:
-    above = ", ".join(f"{share:.2%} of {window}" for window, share in limit["share_above"].items())
-    text = f"{level} limit {units.show(limit['limit_w'], 'W', 4)}: passed in {above}"
+    shares = [f"{share:.2%} of {window}" for window, share in limit["share_above"].items()]
+    watts = units.show(limit["limit_w"], "W", 4)
+    text = f"{level} limit {watts}: passed in {', '.join(shares)}"
     if "more_racks" in limit:
         fits = []
         for name, counts in limit["more_racks"].items():
@@ -263,11 +264,13 @@ def _describe_limit(level: str, limit: dict[str, Any]) -> str:
 
 
 def _print_cap(console: Console, cap: CapFigures) -> None:
+    limit = units.show(cap.limit_w, "W", 4)
+    gpu_limit = units.show(cap.gpu_limit_w, "W")
+    saved = units.show(cap.saved_j / 3600.0, "Wh", 3) if cap.saved_j else "nothing"
     console.print(
-        f"cap of the {cap.level} at {units.show(cap.limit_w, 'W', 4)}: above it for "
+        f"cap of the {cap.level} at {limit}: above it for "
         f"{cap.over_before_s:g} s without, {cap.over_after_s:g} s with GPUs held at "
-        f"{units.show(cap.gpu_limit_w, 'W')} for {cap.capped_rack_s:g} rack-seconds; "
-        f"{units.show(cap.saved_j / 3600.0, 'Wh', 3) if cap.saved_j else 'nothing'} less"
+        f"{gpu_limit} for {cap.capped_rack_s:g} rack-seconds; {saved} less"
     )
     for name, figures in cap.groups.items():
         if "capped_ttft_p99_s" in figures:
@@ -304,10 +307,11 @@ def write_hall(
     for work, joules in zip(hall.work.groups, hall.group_j, strict=True):
         columns[f"{work.group.name}_w"] = hall.on_grid(joules) / duration_s
     row_w = hall.on_grid(hall.row_j) / duration_s
-    columns |= {f"row{place}_w": watts for place, watts in enumerate(row_w)}
-    columns = {name: _round_watts(name, values) for name, values in columns.items()}
     profiles: dict[str, Any] = {"time_step": np.arange(len(duration_s))}
-    profiles |= {f"row{place}_p_mw": np.round(w / 1e6, 9) for place, w in enumerate(row_w)}
+    for place, watts in enumerate(row_w):
+        columns[f"row{place}_w"] = watts
+        profiles[f"row{place}_p_mw"] = np.round(watts / 1e6, 9)
+    columns = {name: _round_watts(name, values) for name, values in columns.items()}
 
     minutes = replace(hall, grid_s=max(hall.grid_s, min(_RACK_GRID_S, hall.work.seconds)))
     rack_w = minutes.on_grid(hall.rack_j) / minutes.grid_duration_s

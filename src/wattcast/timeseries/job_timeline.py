@@ -71,7 +71,8 @@ class JobTimeline:
     ) -> Array:
         """Return the joules of one GPU up to each time."""
         running_s = self.running_until(times_s) + self.phase_s
-        count = math.ceil((float(self.begin_s[-1]) + self.phase_s) / steps.step_s) + 1
+        last_s = float(self.begin_s[-1]) + self.phase_s
+        count = math.ceil(last_s / steps.step_s) + 1
         curve = replace(steps.step, repeats=count)
         waiting_j = steps.waiting_w * self._seconds_in(_CHECKPOINT, times_s)
         down_j = down_w * self._seconds_in(_DOWN, times_s)
@@ -83,8 +84,9 @@ class JobTimeline:
 
         All GPUs of a job go on at once, so a hall sees the sum.
         """
-        is_resumed = (self.states == _RUNNING)[1:] & (np.diff(self.begin_s)[:-1] >= RIPPLE.pause_s)
-        resumed_s = self.begin_s[1:-1][is_resumed]
+        is_running = self.states == _RUNNING
+        is_after_pause = np.diff(self.begin_s)[:-1] >= RIPPLE.pause_s
+        resumed_s = self.begin_s[1:-1][is_running[1:] & is_after_pause]
         if limit is None or not len(resumed_s):
             return np.zeros(len(times_s))
         place = np.searchsorted(resumed_s, times_s, side="right") - 1

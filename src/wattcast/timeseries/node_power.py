@@ -184,7 +184,8 @@ def _class_loss_w(
     loss_w = output_at_w * (1.0 / supply.efficiencies - 1.0)
     outputs_w = np.concatenate([[0.0], output_at_w])
     losses_w = np.concatenate([[NODE.no_load_loss * loss_w[0]], loss_w])
-    slope = (losses_w[-1] - losses_w[-2]) / (outputs_w[-1] - outputs_w[-2])
+    rise_w = losses_w[-1] - losses_w[-2]
+    slope = rise_w / (outputs_w[-1] - outputs_w[-2])
     beyond_w = np.maximum(output_w - outputs_w[-1], 0.0) * slope
     return np.asarray(np.interp(output_w, outputs_w, losses_w) + beyond_w)
 

@@ -79,15 +79,18 @@ def print_nodes(console: Console, nodes: Sequence[NodeDraw]) -> None:
     """Print a line for each node."""
     table = new_table("system", "GPUs", "GPUs draw", "at the plug", "least to most", "published")
     for node in nodes:
+        system = node.system
         low_w, middle_w, high_w = node.wall_w
-        limit_w = node.system.wall_limit_w
+        published = "unknown"
+        if system.wall_limit_w is not None:
+            published = f"at most {units.show(system.wall_limit_w, 'W', 3)}"
         table.add_row(
-            node.system.name,
-            f"{node.system.gpu_count} {node.system.gpus[0]}",
-            units.show(node.system.gpu_count * node.gpu_w, "W", 3),
+            system.name,
+            f"{system.gpu_count} {system.gpus[0]}",
+            units.show(system.gpu_count * node.gpu_w, "W", 3),
             units.show(middle_w, "W", 3),
             f"{units.show(low_w, 'W', 3)} to {units.show(high_w, 'W', 3)}",
-            "unknown" if limit_w is None else f"at most {units.show(limit_w, 'W', 3)}",
+            published,
         )
     console.print(table)
 
