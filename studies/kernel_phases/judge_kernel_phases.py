@@ -1,10 +1,11 @@
 """Compare twenty operators, as ``wattcast lab kernel`` shows them, with what Nsight Compute counted.
 
-Run ``python studies/kernel_phases/judge_kernel_phases.py FOLDER`` on a folder of
-``measure_kernel_phases.py``. The rule was written before anything was measured:
+Run ``python studies/kernel_phases/judge_kernel_phases.py`` for what was measured on an H200
+(``h200/``), or on another folder of ``measure_kernel_phases.py``. The rule was written before
+anything was measured:
 
 - Bytes of DRAM, of the L2 (between it and the SMs) and of shared memory and L1 (banks read and
-  written, 4 bytes each of 32 banks), summed over the kernels of an operator, against the predicted
+  written, 4 bytes each), summed over the kernels of an operator, against the predicted
   ones: the median over all operators and levels of the relative error has to be below 10 %. Levels
   with less than 64 KiB are left out. DRAM is predicted in the state in which a profiler counts it,
   which runs a kernel again for each of its passes.
@@ -14,6 +15,11 @@ Run ``python studies/kernel_phases/judge_kernel_phases.py FOLDER`` on a folder o
 - The phases of a kernel have to add up to its time, to 1e-9.
 
 Time is shown, not judged: the profiler's is of each kernel alone.
+
+One unit was mended after the rows were judged: a read or write of a bank was taken for one of all
+32 banks, 128 bytes, while the profiler counts each bank by itself. Elementwise operators tell: SiLU
+of 9,437,184 numbers of 2 bytes reads and writes 37.7 MB, and 9,437,184 reads of banks are counted.
+By the first unit the median error over all was 8.6 %, and 96.8 % for shared memory.
 """
 
 from __future__ import annotations
@@ -44,7 +50,8 @@ from wattcast.report.kernel_report import view_numbered_kernel
 from wattcast.workload.readers.from_json import parse_workload
 
 GPU = "h200"
-BANK_BYTE = 4.0 * 32.0
+MEASURED = Path(__file__).parent / "h200"
+BANK_BYTE = 4.0  # a bank of shared memory and L1 is 4 bytes wide, and each is counted by itself
 LEAST_BYTE = 65536.0
 ASKED_ERROR = 0.10
 ASKED_EXACT = 0.85
@@ -177,7 +184,7 @@ def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
 def main() -> None:
     """Print one line an operator and the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, nargs="?", default=MEASURED)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     text = (options.folder / "kernel_counters.csv").read_text(errors="replace")

@@ -1,8 +1,10 @@
 """Judge what ``wattcast lab tune`` predicted from ``ncu --set full`` of twenty programs.
 
-Run ``python studies/tune_pairs/judge_full_set.py FOLDER`` on a folder of ``measure_full_set.py``; it
-takes the predictions that were written there before anything was measured. ``--again`` predicts
-with today's version instead, which is no held-out result once `tune` was changed by this set.
+Run ``python studies/tune_pairs/judge_full_set.py`` for what was measured on an H200
+(``h200/seventh``; its card and versions are in ``runs.jsonl``), or on another folder of
+``measure_full_set.py``. It takes the predictions that were written there before anything was
+measured. ``--again`` predicts with today's version instead, which is no held-out result, since
+`tune` was changed by this set.
 
 The rule was written before anything was measured. A change is measured by the kernels' own time, as
 the profiler took it of both versions; without it by the sustained load where both held one clock,
@@ -40,6 +42,7 @@ from wattcast.lab.microbench.tuning import TuningReport, tune_export
 from wattcast.lab.microbench.unit_work import TIME
 
 PAIRS = HERE / "full_set_pairs.csv"
+MEASURED = HERE / "h200" / "seventh"
 ASKED = {"sign": (19, 20), "near": (17, 20), "first": (15, 18)}
 
 
@@ -148,7 +151,9 @@ def judge_folder(
     versions = read_versions(PAIRS)
     written = folder / "predictions.json"
     if again or not written.exists():
-        predictions = predict_programs(folder / "before_full.csv", versions)
+        plain = folder / "before_full.csv"
+        packed = folder / "before_full.csv.gz"
+        predictions = predict_programs(plain if plain.exists() else packed, versions)
     else:
         predictions = json.loads(written.read_text())
     rows = read_rows(folder, versions)
@@ -168,7 +173,7 @@ def judge_folder(
 def main() -> None:
     """Print one line a pair and the counts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, nargs="?", default=MEASURED)
     parser.add_argument("--again", action="store_true", help="predict with today's version")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

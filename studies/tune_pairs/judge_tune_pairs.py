@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import gzip
 import json
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -58,7 +59,9 @@ def read_profiles(profiles: Path, versions: list[ProgramVersion]) -> dict[str, l
     """Return the head and the units of a profile under "", and the lines of every version counted
     whole.
     """
-    lines = profiles.read_text(errors="replace").splitlines()
+    content = profiles.read_bytes()
+    content = gzip.decompress(content) if profiles.suffix == ".gz" else content
+    lines = content.decode(errors="replace").splitlines()
     table = list(csv.reader(line for line in lines if line.startswith('"')))
     name, grid = table[0].index("Kernel Name"), table[0].index("launch__grid_size")
     found = {"": table[:2]}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from test_tune_full_set import Table, as_full_set
 
-from judge_full_set import PAIRS, judge_folder, predict_programs
+from judge_full_set import MEASURED, PAIRS, judge_folder, predict_programs
 from judge_tune_pairs import find_files
 from measure_tune_pairs import ProgramVersion, read_versions
 from wattcast.lab.microbench.launch_judges import LAUNCH_JUDGES
@@ -99,3 +99,16 @@ def test_what_was_predicted_on_the_machine_is_judged(folder: Path) -> None:
     assert not by_pair["heads: bank conflicts"]["near"]
     again, _ = judge_folder(folder, again=True)
     assert any(pair["predicted"] != 0.0 for pair in again)
+
+
+def test_what_was_measured_is_judged_from_the_repository() -> None:
+    """The blind figures: 16 signs of 20, 13 near, 9 inside and 13 first advices of 18."""
+    pairs, firsts = judge_folder(MEASURED)
+    assert len(pairs) == len(firsts) == 20
+    counts = [sum(pair[name] for pair in pairs) for name in ("sign", "near", "inside")]
+    assert counts == [16, 13, 9]
+    due = [first for first in firsts if first["wanted"]]
+    assert (sum(first["right"] for first in due), len(due)) == (13, 18)
+    run = json.loads((MEASURED / "runs.jsonl").read_text())
+    assert run["card_name"] == "NVIDIA H200"
+    assert run["driver"]
