@@ -159,8 +159,8 @@ class DeclaredCommand(TyperCommand):
     def invoke(self, ctx: Any) -> None:
         """Call the function with what stands on the command line, and print its result."""
         env: Environment = ctx.obj
-        env.given = frozenset(self._list_given(ctx))
-        values = {name: ctx.params[name] for name in env.given}
+        env.typed_options = frozenset(self._list_given(ctx))
+        values = {name: ctx.params[name] for name in env.typed_options}
         values = {name: _convert_value(self.options[name], v) for name, v in values.items()}
         figures = parse_group(FigureOptions, _pick(values, self.figures))
         arguments: dict[str, Any] = _pick(values, self.keywords)

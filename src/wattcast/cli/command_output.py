@@ -41,7 +41,7 @@ class Environment:
     variables: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     traceback: bool = False
     help_all: bool = False
-    given: frozenset[str] = frozenset()  # options that stand on the command line
+    typed_options: frozenset[str] = frozenset()  # options that stand on the command line
 
     def console(self) -> Console:
         """Return a console for results; away from a terminal it is wide enough that nothing is

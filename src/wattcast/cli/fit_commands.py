@@ -447,7 +447,7 @@ def fit_counters_command(
     first = next(iter(tables.values()))
     name = choices.name or table.stem
     if first.rail_w:
-        if _TOTAL_FIT_OPTIONS & env.given:
+        if _TOTAL_FIT_OPTIONS & env.typed_options:
             raise bad_value(
                 "--estimator, --model, --folds, --clusters, --offset",
                 "none of them, since the map has a rail measured by itself",

@@ -52,7 +52,7 @@ def microbench(
 
     Examples: wattcast lab microbench --out rows --repeats 2;  wattcast lab microbench --show rows
     """
-    if {"plot", "figures"} & env.given and (show is None or table is not None):
+    if {"plot", "figures"} & env.typed_options and (show is None or table is not None):
         raise bad_value(
             "--plot and --figures", "--show RESULTS, and no --table, beside them", "others"
         )

@@ -119,7 +119,7 @@ class CappedSearch:
         self._covariances: dict[int, dict[int, Array]] = {}
         self._near: dict[int, npt.NDArray[np.bool_]] = {}
         self._variances = {
-            id(each): self._vary(each) for each in (self._power, *self._times.values())
+            id(quantity): self._vary(quantity) for quantity in (self._power, *self._times.values())
         }
 
     def _expect_power(
@@ -258,13 +258,13 @@ class CappedSearch:
 
     def _list_held(self, memory: RunMemory) -> list[int]:
         """List the settings from what a governor made of a setting up to that setting."""
-        held: list[int] = []
-        for asked, state in memory.held.items():
-            moved = self._strides[np.not_equal(asked, state)]
+        held_levels: list[int] = []
+        for asked_settings, state in memory.held.items():
+            moved = self._strides[np.not_equal(asked_settings, state)]
             if len(moved) == 1:
-                ends = np.array([state, asked]) @ self._strides
-                held += range(int(ends[0]), int(ends[1]) + 1, int(moved[0]))
-        return held
+                ends = np.array([state, asked_settings]) @ self._strides
+                held_levels += range(int(ends[0]), int(ends[1]) + 1, int(moved[0]))
+        return held_levels
 
     def _vary(self, quantity: _Quantity) -> Array:
         """Return the variance of a quantity before anything ran, ``(setting,)``."""

@@ -273,18 +273,18 @@ def _evaluate_asked_clock(study: Study, columns: Columns) -> Columns:
     """
     chip, at, bundle = configure_points(study, columns)
     timeline = analyse_points(study, columns, chip, at, bundle)
-    asked = run_at_asked_clock(timeline, chip, at, bundle)
-    governed = asked.hold_stretches()
-    unsettled = asked.is_over
+    clocked_run = run_at_asked_clock(timeline, chip, at, bundle)
+    governed = clocked_run.hold_stretches()
+    unsettled = clocked_run.is_over
     if governed is None and float(np.mean(unsettled)) > _MOSTLY_OVER:
-        governed = asked.hold_whole()
+        governed = clocked_run.hold_whole()
 
     if governed is not None:
         result = _governed_columns(study, governed)
         unsettled = np.array(False)
     else:
-        asked_hz = sweep_values(asked.bounds.asked_hz)
-        result = _total_columns(asked.totals, asked_hz, study.graph.gpu_count)
+        asked_hz = sweep_values(clocked_run.bounds.asked_hz)
+        result = _total_columns(clocked_run.totals, asked_hz, study.graph.gpu_count)
         result |= {"capped": np.array(False), "limit_met": np.array(True)}
     result[_UNSETTLED] = unsettled
     if study.holds_area:

@@ -116,8 +116,8 @@ def run_governed(
     Mean power rises with the clock: voltage and idle power do, and time does not. Where even the
     lowest clock draws too much, the lowest clock is returned and ``met`` is False.
     """
-    asked = run_at_asked_clock(timeline, gpu, at, bundle)
-    return asked.hold_stretches() or asked.hold_whole()
+    clocked_run = run_at_asked_clock(timeline, gpu, at, bundle)
+    return clocked_run.hold_stretches() or clocked_run.hold_whole()
 
 
 def run_at_asked_clock(

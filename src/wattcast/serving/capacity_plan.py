@@ -77,8 +77,8 @@ class PlanResult(UserResult):
     @cached_property
     def plans(self) -> tuple[ServingPlan, ...]:
         """All plans that were found, best first."""
-        plans = [made for kind in self.kinds for made in kind.plans]
-        return tuple(sorted(plans, key=lambda made: made.rank))
+        plans = [kind_plan for kind in self.kinds for kind_plan in kind.plans]
+        return tuple(sorted(plans, key=lambda kind_plan: kind_plan.rank))
 
     @property
     def best(self) -> ServingPlan:
@@ -330,7 +330,10 @@ def list_plan_notes(result: PlanResult) -> list[str]:
         )
     if demand.rejection:
         gpu_notes.insert(0, demand.rejection)
-    if any(made.option.clock_hz < float(made.option.gpu.clocks.max_hz) for made in result.plans):
+    if any(
+        kind_plan.option.clock_hz < float(kind_plan.option.gpu.clocks.max_hz)
+        for kind_plan in result.plans
+    ):
         gpu_notes.append(plan_options.INTERPOLATED)
     prices = demand.prices
     price_notes = list(prices.notes)

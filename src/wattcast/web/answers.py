@@ -263,33 +263,39 @@ def _group_operators(p: Prediction) -> list[OpGroupOut]:
         members.setdefault(words.strip() + ("" if rows is None else f", {rows} rows"), []).append(
             (number, share)
         )
-    groups = []
-    for name, numbered in members.items():
-        kernel = max(numbered, key=lambda one: float(one[1].energy_j))[0]
-        shares = [share for _, share in numbered]
-        flop = sum(float(o.op.flop) * o.count for o in shares)
-        byte = sum(float(o.op.read_byte + o.op.write_byte) * o.count for o in shares)
-        seconds = sum(float(o.latency_s) for o in shares)
-        joules = sum(float(o.energy_j) for o in shares)
-        parts = (
-            np.array([o.latency_s for o in shares])
-            @ p.basis.detail.kernel_part_w[[o.row for o in shares]]
-        )
-        count = sum(o.count for o in shares)
-        ratio = flop / byte if flop > 0 and byte > 0 else None
-        groups.append(
-            OpGroupOut(
-                name=name,
-                kernel=kernel,
-                count=count,
-                latency_s=seconds,
-                energy_j=joules,
-                part_j=parts.tolist(),
-                flop_per_byte=ratio,
-                flop_per_s=flop / max(seconds, 1e-12),
-            )
-        )
+    groups = [_add_up_group(name, numbered, p) for name, numbered in members.items()]
     return sorted(groups, key=lambda group: -group.energy_j)[:MOST_OPS]
+
+
+def _add_up_group(
+    name: str,
+    numbered: Sequence[tuple[int, OperatorShare]],
+    p: Prediction,
+) -> OpGroupOut:
+    """Return what the operators of a group take together, and the number of the largest."""
+    flop = 0.0
+    byte = 0.0
+    seconds = 0.0
+    joules = 0.0
+    for _, share in numbered:
+        flop += float(share.op.flop) * share.count
+        byte += float(share.op.read_byte + share.op.write_byte) * share.count
+        seconds += float(share.latency_s)
+        joules += float(share.energy_j)
+    latency_s = np.array([share.latency_s for _, share in numbered])
+    rows = [share.row for _, share in numbered]
+    part_j = latency_s @ p.basis.detail.kernel_part_w[rows]
+    largest = max(numbered, key=lambda one: float(one[1].energy_j))
+    return OpGroupOut(
+        name=name,
+        kernel=largest[0],
+        count=sum(share.count for _, share in numbered),
+        latency_s=seconds,
+        energy_j=joules,
+        part_j=part_j.tolist(),
+        flop_per_byte=flop / byte if flop > 0 and byte > 0 else None,
+        flop_per_s=flop / max(seconds, 1e-12),
+    )
 
 
 def operators_to_csv(seen: Sequence[configuration_view.ConfigurationView]) -> bytes:
