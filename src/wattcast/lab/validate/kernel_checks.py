@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -62,8 +62,8 @@ def kernel_rows(held_rows: held_out.HeldOutRows, gpu: str) -> list[LedgerRow]:
     sustained = held_rows.is_random("sustained")
     top_hz = float(np.mean(hardware.load_gpu(gpu).clocks.max_hz))
     capped = held_rows.clock_hz < TOP_CLOCK_SHARE * top_hz
-    open_ = sustained & ~capped
-    shut = sustained & capped
+    free = sustained & ~capped
+    at_limit = sustained & capped
     names = list(dict.fromkeys(held_rows.family))
     floors = {  # a plain roofline, the mean of the family, and always the top clock
         "latency_s": held_rows.roofline_s,
@@ -74,31 +74,30 @@ def kernel_rows(held_rows: held_out.HeldOutRows, gpu: str) -> list[LedgerRow]:
     def score(
         column: str,
         quantity: str,
-        at: Mask,
+        rows: Mask,
         *goals: Any,
     ) -> LedgerRow:
-        predicted = getattr(held_rows, f"predicted_{column}")[at]
-        true = getattr(held_rows, column)[at]
+        predicted = getattr(held_rows, f"predicted_{column}")[rows]
+        measured = getattr(held_rows, column)[rows]
         more: dict[str, Any] = {}
         if column == "latency_s":
-            more["median"] = (
-                round(float(100 * np.median(np.abs(predicted / true - 1))), 2) if at.any() else None
-            )
-        return score_row(where, quantity, predicted, true, floors[column][at], *goals, **more)
+            error = 100 * np.abs(predicted / measured - 1)
+            more["median"] = round(float(np.median(error)), 2) if rows.any() else None
+        return score_row(where, quantity, predicted, measured, floors[column][rows], *goals, **more)
 
     latency, power, clock = (partial(score, column) for column in floors)
     other_data = (np.array(held_rows.kind) == "sustained") & ~sustained
     return [
         latency("latency", burst, "4-20 at a locked clock", 9.0, 5.5),
-        *(latency(f"latency, {f}", burst & (family == f), None, 15.0) for f in names),
-        latency("latency, sustained, not capped", open_),
-        latency("latency, sustained, capped", shut),
+        *(latency(f"latency, {name}", burst & (family == name), None, 15.0) for name in names),
+        latency("latency, sustained, not capped", free),
+        latency("latency, sustained, capped", at_limit),
         power("power", sustained, "3-4 at a locked clock", 5.0, 3.2),
-        power("power, not capped", open_),
-        power("power, capped", shut),
-        *(power(f"power, {f}", sustained & (family == f)) for f in names),
+        power("power, not capped", free),
+        power("power, capped", at_limit),
+        *(power(f"power, {name}", sustained & (family == name)) for name in names),
         clock("clock as NVML reports it", sustained, "nobody", 2.5, 1.3),
-        clock("clock, capped", shut, "nobody", 5.0, 3.0),
+        clock("clock, capped", at_limit, "nobody", 5.0, 3.0),
         power("power, zeros, ones and rectified data", other_data),
     ]
 
@@ -211,43 +210,86 @@ def choice_rows(held_rows: held_out.HeldOutRows, gpu: str) -> list[LedgerRow]:
     where = f"{gpu} kernel choice"
     family = np.array(held_rows.family)
     burst = held_rows.is_random("burst")
-    chosen = []
-    oracle = []
-
-    def parse(text: str) -> tuple[str, int, int, bool]:
-        kind, tile, *split = text.split()
-        n, m = tile.split("x")
-        return kind, int(n), int(m), bool(split)
-
-    def percent(flags: list[Any]) -> float:
-        return round(float(100 * np.mean(flags)), 1) if flags else 0.0
-
+    choices = []
+    oracles = []
     for name in ("gemm", "conv2d"):
-        at = burst & (family == name)
-        names = [(held_rows.ran[i], held_rows.chosen[i]) for i in np.flatnonzero(at)]
-        pairs = [(parse(ran), parse(took)) for ran, took in names if ran and took]
-        agreement: dict[str, Any] = {
-            "kind": percent([a[0] == b[0] for a, b in pairs]),
-            "tile_exact": percent([a[:3] == b[:3] for a, b in pairs]),
-            "area_within_a_factor_of_two": percent(
-                [abs(np.log2(b[1] * b[2] / (a[1] * a[2]))) <= 1.0 for a, b in pairs]
-            ),
-            "split_of_k": percent([a[3] == b[3] for a, b in pairs]),
-            "distinct_kernels": len({ran for ran, _ in pairs}),
-        }
-        chosen.append(make_ledger_row(where, f"kernel of {name}", len(pairs), None, **agreement))
-        at &= np.isfinite(held_rows.oracle_latency_s)
-        without = round(
-            mean_percent_error(held_rows.predicted_latency_s[at], held_rows.latency_s[at]) or 0.0, 1
-        )
-        quantity = f"latency of {name}, kernel that ran (oracle)"
-        measured_s = held_rows.latency_s[at]
-        oracle.append(
-            score_row(
-                where, quantity, held_rows.oracle_latency_s[at], measured_s, without_oracle=without
-            )
-        )
-    return chosen + oracle
+        of_family = burst & (family == name)
+        choices.append(_score_choice(held_rows, of_family, where, name))
+        oracles.append(_score_oracle(held_rows, of_family, where, name))
+    return choices + oracles
+
+
+class _NamedKernel(NamedTuple):
+    """A kernel of a product, as its name in words says."""
+
+    kind: str
+    tile_n: int
+    tile_m: int
+    splits_k: bool
+
+
+def _parse_kernel(text: str) -> _NamedKernel:
+    """Read ``KIND NxM`` or ``KIND NxM split``."""
+    kind, tile, *split = text.split()
+    tile_n, tile_m = tile.split("x")
+    return _NamedKernel(kind, int(tile_n), int(tile_m), bool(split))
+
+
+def _score_choice(
+    held_rows: held_out.HeldOutRows,
+    rows: Mask,
+    where: str,
+    name: str,
+) -> LedgerRow:
+    """Return how often the kernel that was chosen is, in part or in whole, the one that ran."""
+    same_kind = []
+    same_tile = []
+    near_area = []
+    same_split = []
+    distinct = set()
+    for row in np.flatnonzero(rows).tolist():
+        if not (held_rows.ran[row] and held_rows.chosen[row]):
+            continue
+        ran = _parse_kernel(held_rows.ran[row])
+        chosen = _parse_kernel(held_rows.chosen[row])
+        area_ratio = chosen.tile_n * chosen.tile_m / (ran.tile_n * ran.tile_m)
+        distinct.add(ran)
+        same_kind.append(ran.kind == chosen.kind)
+        same_tile.append(ran[:3] == chosen[:3])
+        near_area.append(abs(np.log2(area_ratio)) <= 1.0)
+        same_split.append(ran.splits_k == chosen.splits_k)
+    agreement: dict[str, Any] = {
+        "kind": _percent(same_kind),
+        "tile_exact": _percent(same_tile),
+        "area_within_a_factor_of_two": _percent(near_area),
+        "split_of_k": _percent(same_split),
+        "distinct_kernels": len(distinct),
+    }
+    return make_ledger_row(where, f"kernel of {name}", len(same_kind), None, **agreement)
+
+
+def _percent(flags: list[bool]) -> float:
+    """Return the share of flags that are set, in percent."""
+    return round(float(100 * np.mean(flags)), 1) if flags else 0.0
+
+
+def _score_oracle(
+    held_rows: held_out.HeldOutRows,
+    rows: Mask,
+    where: str,
+    name: str,
+) -> LedgerRow:
+    """Return the error of latency with the kernel that ran, beside that with the chosen one."""
+    judged = rows & np.isfinite(held_rows.oracle_latency_s)
+    measured_s = held_rows.latency_s[judged]
+    without = mean_percent_error(held_rows.predicted_latency_s[judged], measured_s) or 0.0
+    return score_row(
+        where,
+        f"latency of {name}, kernel that ran (oracle)",
+        held_rows.oracle_latency_s[judged],
+        measured_s,
+        without_oracle=round(without, 1),
+    )
 
 
 _BANK_BYTE = 4.0  # a bank of shared memory and L1 is 4 bytes wide
