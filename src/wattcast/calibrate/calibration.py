@@ -335,8 +335,8 @@ class _ModelFits:
         """Return the problem of power and energy of the rows, with factors on time as fitted."""
 
         def log_figures(factors: Mapping[str, float]) -> Array:
-            both = {**time.factors, **factors}
-            latency_s, power_w = predict_models(self.powered, both, self._gpu, self._bundle)
+            every_factor = {**time.factors, **factors}
+            latency_s, power_w = predict_models(self.powered, every_factor, self._gpu, self._bundle)
             return np.concatenate([np.log(power_w), np.log(latency_s * power_w)])
 
         watts = np.log([float(row.measured.power_w or np.nan) for row in self.powered])

@@ -184,8 +184,8 @@ def _make_problem(
     spread_of = {item.kind: item.kind_spread for item in evidence}
     module_w = [[item.module_w.get(module, 0.0) for module in modules] for item in evidence]
     of_kind = [[float(item.kind == kind) for kind in kinds] for item in evidence]
-    own = np.array([EVIDENCE.card, *[EVIDENCE.module] * len(modules), EVIDENCE.idle])
-    prior = distance * own
+    deviations = np.array([EVIDENCE.card, *[EVIDENCE.module] * len(modules), EVIDENCE.idle])
+    prior = distance * deviations
     return _Problem(
         log_measured=np.log([item.measured_w for item in evidence]),
         idle_w=np.array([item.idle_w for item in evidence]),

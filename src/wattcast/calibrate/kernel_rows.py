@@ -391,8 +391,8 @@ def run_each(
     work: Iterable[tuple[Any, ...]],
     rows: int,
 ) -> Iterable[_Result]:
-    """Yield ``step(*arguments)`` for each of ``work``, in order, on all cores where a database has many
-    ``rows``.
+    """Yield ``step(*arguments)`` for each of ``work``, in order, on all cores where a database has
+    many ``rows``.
 
     >>> list(run_each(pow, [(2, 3), (3, 2)], rows=10))
     [8, 9]

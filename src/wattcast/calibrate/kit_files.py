@@ -55,8 +55,8 @@ def _read_kit(path: Path) -> dict[str, Any]:
     except (OSError, EOFError, ValueError) as error:
         raise bad_value(str(path), "a file of `wattcast lab kit`", str(error)) from None
     if not isinstance(plain, dict) or plain.get("format") != KIT_FORMAT:
-        found = plain.get("format") if isinstance(plain, dict) else type(plain).__name__
-        raise bad_value(f"{path.name}: format", KIT_FORMAT, found)
+        form = plain.get("format") if isinstance(plain, dict) else type(plain).__name__
+        raise bad_value(f"{path.name}: format", KIT_FORMAT, form)
     if not isinstance(plain.get("rows"), list):
         raise bad_value(f"{path.name}: rows", "a list of rows", plain.get("rows"))
     return plain

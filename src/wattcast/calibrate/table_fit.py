@@ -246,8 +246,8 @@ def _choose_rows(table: TableRows, gpu: Gpu) -> _ChosenRows:
     if not is_timed and has_power.sum() < LEAST_MOVING_ROWS:
         raise BadInput(
             f"{is_burst.sum()} burst rows of the {gpu.name} and {has_power.sum()} sustained ones "
-            f"with watts: at least {TABLE.least_rows} of the first, of shapes that are not held out, or "
-            f"{LEAST_MOVING_ROWS} of the second are needed. Give more tables, or calibrate on "
+            f"with watts: at least {TABLE.least_rows} of the first, of shapes that are not held "
+            f"out, or {LEAST_MOVING_ROWS} of the second are needed. Give more tables, or calibrate on "
             "whole models: `wattcast calibrate FILE`."
         )
     return _ChosenRows(

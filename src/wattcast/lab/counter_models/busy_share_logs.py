@@ -40,8 +40,10 @@ MEMORY_CLOCK_COLUMN = "MMCLK"
 DCGM_COMMAND = "dcgmi dmon -e 155,100,101,1002,1004,1005"
 # clocks below this are in MHz, as the name of the metric says; nsys writes them in Hz
 LEAST_CLOCK_HZ = 1e5
-NSYS_SAMPLES = """SELECT m.typeId & 255, m.timestamp, i.metricName, m.value FROM GPU_METRICS m
-JOIN TARGET_INFO_GPU_METRICS i ON i.typeId = m.typeId AND i.metricId = m.metricId ORDER BY m.timestamp"""
+NSYS_SAMPLES = """
+SELECT m.typeId & 255, m.timestamp, i.metricName, m.value FROM GPU_METRICS m
+JOIN TARGET_INFO_GPU_METRICS i ON i.typeId = m.typeId AND i.metricId = m.metricId
+ORDER BY m.timestamp"""
 
 
 @cache

@@ -215,7 +215,8 @@ def _warn_about_inflation(coefficients: list[FittedCost]) -> list[str]:
     ranked = sorted(high, key=lambda name: -high[name])
     listed = ", ".join(f"{name} ({high[name]:.0f})" for name in ranked)
     return [
-        f"Variance inflation over {HIGH_VIF:.0f}: {listed}. These move together over the benchmarks."
+        f"Variance inflation over {HIGH_VIF:.0f}: {listed}. These move together over "
+        "the benchmarks."
     ]
 
 

@@ -144,8 +144,8 @@ def estimate_launch_power(
     is marked as unknown, never counted as zero."""
     if not launches:
         raise bad_value("launches", "at least one", "none")
-    others = dict(background or {})
-    launch_events = tuple(event for event in model.required_events if event not in others)
+    background_rates = dict(background or {})
+    launch_events = tuple(event for event in model.required_events if event not in background_rates)
     missing_events: dict[LaunchKey, Sequence[str]] = {}  # of launches whose counters are not whole
     for launch in launches:
         missing = book.missing(launch.key, launch_events)
@@ -158,9 +158,9 @@ def estimate_launch_power(
     for event in model.required_events:
         counted = np.array([book.find_counts(launch.key).get(event, 0.0) for launch in launches])
         if known_events()[event].is_mean:
-            columns.append(intervals.sum_running(counted) + others.get(event, 0.0))
+            columns.append(intervals.sum_running(counted) + background_rates.get(event, 0.0))
         else:
-            per_s = intervals.sum_running(counted / duration_s) + others.get(event, 0.0)
+            per_s = intervals.sum_running(counted / duration_s) + background_rates.get(event, 0.0)
             columns.append(per_s * intervals.length_s)
     value = np.stack(columns, axis=-1)
     activity = Activity(
@@ -324,8 +324,10 @@ def is_database(path: Path) -> bool:
         return stream.read(15) == b"SQLite format 3"
 
 
-NSYS_KERNELS = """SELECT s.value, k.gridX, k.gridY, k.gridZ, k.blockX, k.blockY, k.blockZ, k.start, k.end
-FROM CUPTI_ACTIVITY_KIND_KERNEL k JOIN StringIds s ON s.id = k.demangledName WHERE k.end > k.start ORDER BY k.start"""
+NSYS_KERNELS = """
+SELECT s.value, k.gridX, k.gridY, k.gridZ, k.blockX, k.blockY, k.blockZ, k.start, k.end
+FROM CUPTI_ACTIVITY_KIND_KERNEL k JOIN StringIds s ON s.id = k.demangledName
+WHERE k.end > k.start ORDER BY k.start"""
 
 
 def query_nsys(

@@ -200,7 +200,7 @@ def _average_nvprof(
     sums: Mapping[str, float],
     launches: Mapping[str, float],
 ) -> dict[str, float]:
-    """Return the mean of each event over the launches of a kernel; what is not finite is left out."""
+    """Return the mean of each event over the launches of a kernel; an infinite one is left out."""
     events = {}
     for row in _read_map("map_nvprof.csv"):
         metric = row["metric"]
@@ -226,8 +226,8 @@ def list_ncu_metrics(wanted: Collection[str]) -> list[str]:
 def compute_ncu_events(metrics: Mapping[str, Array]) -> dict[str, Array]:
     """Compute every event that these metrics determine, ``(kernel,)`` each.
 
-    >>> {name: value.tolist() for name, value in compute_ncu_events({"lts__t_bytes.sum": np.array([64.0])}).items()}
-    {'l2_byte': [64.0]}
+    >>> compute_ncu_events({"lts__t_bytes.sum": np.array([64.0])})
+    {'l2_byte': array([64.])}
     """
     return sum_mapped_events(_read_map("map_ncu.csv"), metrics)
 
@@ -349,10 +349,10 @@ def _read_metric_rows(
     where: str,
 ) -> _Export:
     """Read an export with one row per metric; the ID identifies kernels."""
-    wanted = ("ID", "Metric Name", "Metric Unit", "Metric Value")
-    if not set(wanted) <= set(header):
-        raise bad_value(where, f"columns {', '.join(wanted)}", clip_text(", ".join(header)))
-    places = [header.index(name) for name in wanted]
+    columns = ("ID", "Metric Name", "Metric Unit", "Metric Value")
+    if not set(columns) <= set(header):
+        raise bad_value(where, f"columns {', '.join(columns)}", clip_text(", ".join(header)))
+    places = [header.index(name) for name in columns]
     launches: dict[str, LaunchKey] = {}
     cells = []
     for row in body:

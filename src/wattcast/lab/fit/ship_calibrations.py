@@ -127,9 +127,9 @@ def _weigh_served(
     powered = table_fit.take_few_powered(table.rows)
     evidence = energy_evidence.kernel_evidence(powered, gpu, prior)
     evidence += served_evidence(select_half(read_served_rows(reference), True), gpu, prior)
-    found = energy_evidence.weigh_energies(evidence, energy_evidence.scalable_modules(prior))
-    moved = _widen_power(found.move(prior), select_half(read_served_rows(reference), True))
-    return _tell_energies(moved, found.describe(), "ML.ENERGY Leaderboard v3")
+    weighed = energy_evidence.weigh_energies(evidence, energy_evidence.scalable_modules(prior))
+    moved = _widen_power(weighed.move(prior), select_half(read_served_rows(reference), True))
+    return _tell_energies(moved, weighed.describe(), "ML.ENERGY Leaderboard v3")
 
 
 def _widen_power(bundle: Bundle, rows: Sequence[ServedRow]) -> Bundle:
@@ -189,8 +189,8 @@ def _hash_inputs(
     """Return a hash of the tables that a card's bundle is made from."""
     digest = hashlib.sha256(f"{gpu!r} {engine}".encode())
     folder = table_folder(gpu.name, reference)
-    found, _ = table_files.find_tables([folder], gpu, engine or None)
-    paths = [file.path for file in found]
+    tables_of_gpu, _ = table_files.find_tables([folder], gpu, engine or None)
+    paths = [file.path for file in tables_of_gpu]
     if gpu.name == GPU:
         paths.append(reference / TABLE)
     for path in sorted(paths):

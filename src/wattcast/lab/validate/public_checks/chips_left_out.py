@@ -134,10 +134,10 @@ def _make_published(name: str, runs: Sequence[PublishedRun]) -> _Chip:
     evidence = [_read_run(run, chip, prior) for run in evidence_runs]
 
     def judge(bundle: Bundle) -> tuple[float, float]:
-        asked = [_predict_run(run, chip, bundle) for run in judged]
+        answers = [_predict_run(run, chip, bundle) for run in judged]
         measured = np.array([run.power_w for run in judged])
-        predicted = np.array([float(item.power_w) for item in asked])
-        ends = np.array([np.ravel(item.interval.power_w) for item in asked])
+        predicted = np.array([float(item.power_w) for item in answers])
+        ends = np.array([np.ravel(item.interval.power_w) for item in answers])
         inside = (measured >= ends[:, 0]) & (measured <= ends[:, 1])
         return _percent(predicted, measured), 100.0 * float(inside.mean())
 
@@ -184,10 +184,10 @@ def _make_b200(reference: Path) -> _Chip:
 
 
 def _judge_served(rows: Sequence[ServedRow], bundle: Bundle) -> tuple[float, float]:
-    asked = [ask_row(row, bundle) for row in rows]
+    answers = [ask_row(row, bundle) for row in rows]
     measured = np.array([row.power_w for row in rows])
-    predicted = np.array([item.power_w for item in asked])
-    ends = np.array([item.ends["power_w"] for item in asked])
+    predicted = np.array([item.power_w for item in answers])
+    ends = np.array([item.ends["power_w"] for item in answers])
     inside = (measured >= predicted * ends[:, 0]) & (measured <= predicted * ends[:, 1])
     return _percent(predicted, measured), 100.0 * float(inside.mean())
 

@@ -251,14 +251,14 @@ def judge_answers(answers: Sequence[_Answer]) -> list[LedgerRow]:
             ("time between tokens, median", "tpot_s", _MUST_TPOT),
             ("time to first token, median", "ttft_s", _MUST_TTFT),
         ):
-            asked = [item for item in members if not item.refusal]
-            predicted = np.array([getattr(item, name) for item in asked])
-            measured = np.array([getattr(item.point, name) for item in asked])
+            answered = [item for item in members if not item.refusal]
+            predicted = np.array([getattr(item, name) for item in answered])
+            measured = np.array([getattr(item.point, name) for item in answered])
             ratio = predicted / measured
-            median = float(np.median(100.0 * np.abs(ratio - 1.0))) if len(asked) else None
-            bias = round(100.0 * float(np.median(ratio - 1.0)), 1) if len(asked) else None
-            refused = len(members) - len(asked)
-            row = make_ledger_row(where, quantity, len(asked), median, must=must, bias=bias)
+            median = float(np.median(100.0 * np.abs(ratio - 1.0))) if len(answered) else None
+            bias = round(100.0 * float(np.median(ratio - 1.0)), 1) if len(answered) else None
+            refused = len(members) - len(answered)
+            row = make_ledger_row(where, quantity, len(answered), median, must=must, bias=bias)
             rows.append(row | {"refused": refused})
     return rows
 

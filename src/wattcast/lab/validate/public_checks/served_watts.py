@@ -56,10 +56,10 @@ def served_rows(reference: Path | None, tell: Tell) -> list[LedgerRow]:
     tell(f"{WHERE}: {len(rows)} rows")
     shipped = bundle_for(load_gpu(GPU))
     no_watts = shipped.with_power_of(forecast_bundle(load_gpu(GPU)))
-    found = _judge(f"{WHERE}, models left out", judged, None)
-    found += _judge(f"{WHERE}, models left out, no watts of the chip known", judged, no_watts)
-    found += _judge(f"{WHERE}, models that were evidence", select_half(rows, True), None)
-    return found
+    ledger_rows = _judge(f"{WHERE}, models left out", judged, None)
+    ledger_rows += _judge(f"{WHERE}, models left out, no watts of the chip known", judged, no_watts)
+    ledger_rows += _judge(f"{WHERE}, models that were evidence", select_half(rows, True), None)
+    return ledger_rows
 
 
 def _judge(
@@ -67,15 +67,15 @@ def _judge(
     rows: Sequence[ServedRow],
     bundle: Bundle | None,
 ) -> list[LedgerRow]:
-    asked = [ask_row(row, bundle) for row in rows]
-    found = []
+    answers = [ask_row(row, bundle) for row in rows]
+    ledger_rows = []
     for quantity, name in _QUANTITIES.items():
         measured = np.array([getattr(row, name) for row in rows])
-        predicted = np.array([getattr(figures, name) for figures in asked])
-        ends = np.array([figures.ends[name] for figures in asked])
+        predicted = np.array([getattr(figures, name) for figures in answers])
+        ends = np.array([figures.ends[name] for figures in answers])
         error = 100.0 * np.abs(predicted / measured - 1.0)
         inside = (measured >= predicted * ends[:, 0]) & (measured <= predicted * ends[:, 1])
-        found.append(
+        ledger_rows.append(
             make_ledger_row(
                 where,
                 quantity,
@@ -86,7 +86,7 @@ def _judge(
                 coverage=round(100.0 * float(inside.mean()), 1),
             )
         )
-    return found
+    return ledger_rows
 
 
 def main() -> None:
