@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 from pathlib import Path
 
@@ -12,8 +13,11 @@ from test_tune_full_set import Table, as_full_set
 from judge_full_set import MEASURED, PAIRS, judge_folder, predict_programs
 from judge_tune_pairs import find_files
 from measure_tune_pairs import ProgramVersion, read_versions
-from wattcast.lab.microbench.launch_judges import LAUNCH_JUDGES
-from wattcast.lab.microbench.tuning import JUDGES
+from wattcast import hardware
+from wattcast.lab.microbench.launch_judges import LAUNCH_JUDGES, waiting_share
+from wattcast.lab.microbench.microbench_results import read_shipped_results
+from wattcast.lab.microbench.profile_sets import PipeRates
+from wattcast.lab.microbench.tuning import JUDGES, tune_export
 
 VERSIONS = read_versions(PAIRS)
 TIME = "gpu__time_duration.sum"
@@ -112,3 +116,31 @@ def test_what_was_measured_is_judged_from_the_repository() -> None:
     run = json.loads((MEASURED / "runs.jsonl").read_text())
     assert run["card_name"] == "NVIDIA H200"
     assert run["driver"]
+
+
+def test_today_sees_what_the_full_set_shows() -> None:
+    """Judges fell silent on a real export: its columns bear other names than those expected.
+
+    `tune` was mended by this set, so that these are no blind figures."""
+    pairs, firsts = judge_folder(MEASURED, again=True)
+    assert sum(pair["sign"] for pair in pairs) >= 20
+    assert sum(pair["near"] for pair in pairs) >= 16
+    assert sum(first["right"] for first in firsts) >= 16
+    silent = {pair["pair"] for pair in pairs if not pair["advised"]}
+    assert silent == {"triad: parallelism", "quartet: occupancy"}
+
+
+def test_a_real_export_lacks_nothing(tmp_path: Path) -> None:
+    """Additions in the L2 and the heavy half of a pipe were missing, and waits were counted twice."""
+    path = tmp_path / "full.csv"
+    path.write_bytes(gzip.decompress((MEASURED / "before_full.csv.gz").read_bytes()))
+    gpu = hardware.load_gpu("h200")
+    report = tune_export(path, read_shipped_results(gpu), PipeRates.of(gpu))
+    assert not report.missing
+    by_name = {profile.name: profile for profile in report.profiles}
+    assert waiting_share(by_name["series__before"], "no_instruction") > 0.6
+    assert by_name["centres__before"].counters["reduced_sectors"] == 3435874.0
+    lattice = by_name["lattice__before"].counters
+    assert lattice["pipe_fmaheavy"] > 0.9 * lattice["pipe_fma"]
+    quartet = by_name["quartet"].counters
+    assert quartet["pipe_fmaheavy"] == pytest.approx(0.5 * quartet["pipe_fma"], rel=0.1)

@@ -14,6 +14,7 @@ from wattcast.lab.microbench.code_changes import CodeChange
 from wattcast.lab.microbench.microbench_results import MicroRow, keep_first_rounds
 from wattcast.lab.microbench.unit_work import (
     NO_STALLS,
+    SCHEDULERS,
     KernelProfile,
     UnitWork,
 )
@@ -37,6 +38,7 @@ LEFT_OF_DIVISION = 1.0 / 6.0
 DIVISION_SHARES = (0.55, 0.8)  # of the special unit's instructions that convert
 MOST_SINGLE = 1.5  # fp32 instructions for one of the special unit, where it serves divisions
 PRODUCT_SHARE = 0.4  # of a matrix product's instructions that are multiply-adds
+LITTLE_TENSOR = 0.05  # share of the tensor pipe's cycles that moves of constants can take
 TENSOR_L1_SHARE = 0.25  # of its passes that are left where fragments serve tensor cores
 
 Judge = Callable[[KernelProfile, Sequence[MicroRow]], CodeChange | None]
@@ -171,9 +173,10 @@ def judge_tensor_cores(p: KernelProfile, results: Sequence[MicroRow]) -> CodeCha
     by_name = keep_first_rounds(results)
     vector = by_name.get("fp32_fma")
     tensor = by_name.get("wgmma_tf32") or by_name.get("mma_tf32")
-    if single is None or vector is None or tensor is None or m["tensor_cycles"] > 0.0:
+    if single is None or vector is None or tensor is None:
         return None
-    if p.busiest != "fp32":
+    is_idle = m["tensor_cycles"] <= LITTLE_TENSOR * SCHEDULERS * m["sm_cycles"]
+    if not is_idle or p.busiest not in ("fp32", "l1"):
         return None
     is_product = m["pipe_fma"] >= PRODUCT_SHARE * m["instructions"] > 0.0
     has_tiles = m["shared_passes"] > 0.1 * m["pipe_fma"]
@@ -184,8 +187,11 @@ def judge_tensor_cores(p: KernelProfile, results: Sequence[MicroRow]) -> CodeCha
     factor = {
         "fp32": (0.0, 0.0),
         "issue": (1.0 - m["pipe_fma"] / m["instructions"], 1.0),
-        "l1": (TENSOR_L1_SHARE, TENSOR_L1_SHARE),
     }
+    if m.passes > 0.0:
+        # conflicts are a matter of how a tile lies in shared memory, and stay
+        tiles = min(max(m["shared_passes"] - m["extra_passes"], 0.0) / m.passes, 1.0)
+        factor["l1"] = (1.0 - (1.0 - TENSOR_L1_SHARE) * tiles,) * 2
     added = {"tensor": UnitWork(single.seconds * time, single.joules * joules)}
     share = single.seconds / p.time_s
     seen = f"fp32 multiply-adds on tiles take {share:.0%} of the time, tensor cores are idle"

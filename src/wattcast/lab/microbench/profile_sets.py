@@ -25,6 +25,8 @@ _SCHEDULERS = 4.0
 _ELAPSED = "sm__cycles_elapsed"
 _ACTIVE = "sm__cycles_active"
 _PIPE = "sm__inst_executed_pipe_{}"
+_RATE = "smsp__sass_thread_inst_executed_op_{}_pred_on"
+_SINGLE_KINDS = ("fadd", "ffma", "fmul")
 _USED_BYTES = "smsp__sass_average_data_bytes_per_sector_mem_global_op_{}"
 
 
@@ -65,6 +67,7 @@ def complete_metrics(
     _add_sizes(metrics, launches)
     _add_cycles(metrics, pipes)
     _add_pipes(metrics, pipes)
+    _add_products(metrics)
     _add_threads(metrics)
     _add_memory(metrics)
     _add_access_sizes(metrics)
@@ -136,6 +139,23 @@ def _add_pipes(metrics: Metrics, pipes: PipeRates | None) -> None:
         _add(metrics, METRICS["tensor_cycles"], metrics[share] * cycles_sum)
 
 
+def _add_products(metrics: Metrics) -> None:
+    """Tell the instructions on the heavy half of the multiply-add pipe from the kinds of all.
+
+    heavy = P + S/2 with S fp32 instructions, which run on both halves alike, and P the others,
+    which are integer products and run on the heavy half alone. ``--set full`` has S as rates of
+    threads."""
+    rates = [f"{_RATE.format(kind)}.sum.per_cycle_elapsed" for kind in _SINGLE_KINDS]
+    per_cycle = _sum_known(metrics, *rates)
+    cycles = metrics.get(f"{_ELAPSED}.max")
+    together = metrics.get(METRICS["pipe_fma"])
+    threads = metrics.get(METRICS["active_threads"])
+    if per_cycle is None or cycles is None or together is None or threads is None:
+        return
+    single = np.minimum(per_cycle * cycles / np.maximum(threads, 1.0), together)
+    _add(metrics, METRICS["pipe_fmaheavy"], together - 0.5 * single)
+
+
 def _add_threads(metrics: Metrics) -> None:
     """Count instructions of threads from those of warps and their active threads."""
     if METRICS["instructions"] not in metrics:
@@ -145,7 +165,9 @@ def _add_threads(metrics: Metrics) -> None:
     if METRICS["instructions"] in metrics:
         threads = _scaled(metrics, active, metrics[METRICS["instructions"]])
         _add(metrics, METRICS["thread_instructions"], threads)
-    branches = _scaled(metrics, "smsp__inst_executed_op_branch.sum", _WARP)
+    # of a diverged warp not all threads come to a branch
+    each = metrics.get(active, _WARP)
+    branches = _scaled(metrics, "smsp__inst_executed_op_branch.sum", each)
     _add(metrics, METRICS["branches_of_threads"], branches)
 
 
@@ -165,6 +187,8 @@ def _add_memory(metrics: Metrics) -> None:
         if time_s is not None:
             rate = _scaled(metrics, f"dram__bytes_{way}.sum.per_second", time_s)
             _add(metrics, METRICS[total], rate)
+    reduced = metrics.get("lts__t_sectors_srcunit_tex_op_red.sum")
+    _add(metrics, METRICS["reduced_sectors"], reduced)
     for way, total in (("read", "l2_read"), ("write", "l2_written")):
         sectors = _scaled(metrics, f"lts__t_sectors_srcunit_tex_op_{way}.sum", _SECTOR_BYTE)
         _add(metrics, METRICS[total], sectors)

@@ -77,6 +77,8 @@ OTHER_CLOCK = 0.1  # relative difference of clocks from which on a profile ran a
 OCCUPANCY_LIMIT = "launch__occupancy_limit_"  # blocks that fit on an SM, by what limits them
 FAR_STALLS = ("long_scoreboard", "lg_throttle")
 NO_STALLS = ("selected", "not_selected")
+STALL_START = "smsp__average_warps_issue_stalled_"
+STALL_END = "_per_issue_active.ratio"
 FAR_SHARE = 0.7  # of the waiting that is for memory beyond the L1, where the profile does not say
 FUNCTION_LENGTH = 40.0  # fp64 instructions of a function at most
 MIXED_LENGTH = 2.0  # fp64 instructions for one conversion at most, in code that mixes formats
@@ -106,8 +108,9 @@ class KernelCounters(dict[str, float]):
         for metric, value in metrics.items():
             if metric.startswith(OCCUPANCY_LIMIT):
                 counters["resident_blocks"] = min(counters.get("resident_blocks", np.inf), value)
-            elif "issue_stalled_" in metric:
-                reason = metric.partition("issue_stalled_")[2].partition("_per_issue")[0]
+            elif metric.startswith(STALL_START) and metric.endswith(STALL_END):
+                # the full set also has samples of the same reasons, which are counts
+                reason = metric.removeprefix(STALL_START).removesuffix(STALL_END)
                 counters[f"stalled_{reason}"] = value
         elapsed = metrics.get("sm__cycles_elapsed.max", 0.0)
         if elapsed > 0.0 and "sm_cycles" in counters:
