@@ -144,11 +144,19 @@ def parse_engine_metrics(text: str) -> EngineReading:
     metrics = parse_metrics_text(text)
     plain = metrics.sums
     buckets = metrics.buckets
-    gauges = [_find_gauge(names, plain) for names in GAUGES]
+    tokens, waiting, running, prompt_tokens = (_find_gauge(names, plain) for names in GAUGES)
     first_token = _find_histogram(FIRST_TOKEN, buckets, plain)
     per_token = _find_histogram(PER_TOKEN, buckets, plain)
     cache_use = metrics.find_largest(CACHE_USE) or 0.0
-    return EngineReading(first_token, per_token, *gauges, cache_use)
+    return EngineReading(
+        first_token,
+        per_token,
+        tokens,
+        waiting,
+        running,
+        prompt_tokens,
+        cache_use,
+    )
 
 
 def _find_gauge(names: Sequence[str], plain: Mapping[str, float]) -> float:
