@@ -1,4 +1,4 @@
-"""A sum that lacks a part is "at least", never a total: logs, hardware counters, gem5."""
+"""A sum that lacks a part is "at least", never a total: logs, reports, traces, hardware counters, gem5."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tests.lab.gpuwattch.demo_chip import demo_architecture, demo_energies
 
+from gpuwattch.conftest import COLUMNS, sample_rows, trace_text
 from gpuwattch.test_simulator_logs import LOG
 from wattcast.core.errors import ExitCode
 from wattcast.lab.gpuwattch.architecture import write_architecture
@@ -151,3 +152,57 @@ def test_a_dump_of_gem5_is_at_least(verb, chip: list[str], tmp_path: Path) -> No
     code, said, _ = verb("lab", "power-trace", str(stats), *chip, "--out", str(tmp_path / "p"))
     assert code == ExitCode.PARTIAL
     assert "at least" in said.splitlines()[0]
+
+
+@pytest.mark.parametrize("left_out", ["gpu_avg_MEM_RD,", "gpu_avg_NOC_A,", "gpu_avg_PIPE_A,"])
+def test_a_report_with_a_counter_left_out_has_no_total(
+    verb, reference: Path, tmp_path: Path, left_out: str
+) -> None:
+    """Every counter of a report is printed, zeros too: one that is not there is a fault."""
+    folder = public_run(reference)
+    lines = (folder / "power_report.log").read_text().splitlines(True)
+    report = tmp_path / "report.log"
+    report.write_text("".join(line for line in lines if not line.startswith(left_out)))
+    assert len(report.read_text()) < sum(map(len, lines))
+    coefficients = reference / "accelwattch" / "coefficients" / "gpuwattch_gtx480.csv"
+    argv = [str(report), "--energies", str(coefficients), "--compat", "gpuwattch"]
+    argv += ["--config", str(folder / "gpuwattch_gtx480.xml"), "--out", str(tmp_path / "p")]
+    code, said, notes = verb("lab", "power-trace", *argv)
+    assert code == ExitCode.BAD_INPUT
+    assert not said
+    assert left_out.rstrip(",") in notes
+
+
+@pytest.mark.parametrize("left_out", ["DRAM_Rd", "NOC", "L1_RH", "Num_Idle_SMs", "Chip Voltage"])
+def test_hardware_counters_with_a_column_left_out_have_no_total(
+    verb, reference: Path, tmp_path: Path, left_out: str
+) -> None:
+    """A column of AccelWattch's own file that is not there is named, not taken for zero."""
+    folder = reference / "accelwattch"
+    with (folder / "artifact_hw_perf.csv").open(newline="") as stream:
+        rows = list(csv.reader(stream))
+    place = rows[0].index(left_out)
+    counters = tmp_path / "hw.csv"
+    with counters.open("w", newline="") as stream:
+        csv.writer(stream).writerows([row[:place] + row[place + 1 :] for row in rows])
+    argv = [str(counters), "--clock", "1447MHz", "--sms", "80", "--out", str(tmp_path / "p")]
+    argv += ["--config", str(folder / "xml" / "accelwattch_sass_hw.xml")]
+    code, said, notes = verb("lab", "power-trace", *argv)
+    assert code == ExitCode.BAD_INPUT
+    assert not said
+    assert left_out in notes
+
+
+@pytest.mark.parametrize("left_out", [0, 5, 20])
+def test_a_metric_trace_with_a_column_left_out_has_no_total(
+    verb, chip: list[str], tmp_path: Path, left_out: int
+) -> None:
+    """A trace without one of its counters is refused, and the counter named."""
+    names = [name for place, name in enumerate(COLUMNS) if place != left_out]
+    trace = tmp_path / "gpgpusim_metric_trace.log"
+    rows = np.delete(sample_rows(3), left_out, axis=1)
+    trace.write_text(trace_text(rows, names))
+    code, said, notes = verb("lab", "power-trace", str(trace), *chip, "--out", str(tmp_path / "p"))
+    assert code == ExitCode.MISSING
+    assert not said
+    assert COLUMNS[left_out] in notes
