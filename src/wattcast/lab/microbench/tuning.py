@@ -141,6 +141,13 @@ def queued_share(profile: KernelProfile) -> float:
     )
 
 
+def queued_share_of_threads(profile: KernelProfile) -> float:
+    """Return the share of the waiting that other warps or instructions cannot hide.
+
+    A wait of fixed length is for the instruction before it and never queueing."""
+    return queued_share(profile) * (1.0 - launch_judges.waiting_share(profile, "wait"))
+
+
 def advise_change(profile: KernelProfile, changes: Sequence[CodeChange]) -> TuningAdvice:
     """Compute what one change, or several together, would do to time, power and energy."""
     work: dict[str, UnitWork] = dict(profile.work)
@@ -231,9 +238,11 @@ def _judge_divergence(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChan
     factor = dict.fromkeys(
         (*unit_work.ARITHMETIC, "issue", "products"), ratio
     )  # as many warps start as before
-    return CodeChange(
-        "divergence", f"{active:.1f} of 32 threads of a warp active", factor, wait=ratio[0]
-    )
+    # a barrier is waited for as long as the slowest warp takes, which may be the diverged one
+    barrier = launch_judges.waiting_share(p, "barrier")
+    seen = f"{active:.1f} of 32 threads of a warp active"
+    wait = ratio[0] * (1.0 - barrier) + barrier
+    return CodeChange("divergence", seen, factor, wait=wait)
 
 
 def _judge_fp64(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
@@ -255,7 +264,7 @@ def _judge_fp64(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | N
     )
     factor = {"fp64": (0.0, 0.0)}
     added = {"fp32": moved}
-    gone = p.counters.constants + (1.0 - kept) * p.counters["pipe_fp64"]
+    gone = p.counters.double_constants + (1.0 - kept) * p.counters["pipe_fp64"]
     if converted > 0.0:
         factor["special"] = (1.0 - converted / p.counters["pipe_xu"],) * 2
         if (p.counters.access_byte or 4.0) >= 4.0:
@@ -328,14 +337,14 @@ def _judge_occupancy(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChang
     warps = MOST_WARPS * p.counters["warps"]
     if not 0.0 < warps < 0.75 * MOST_WARPS:
         return None
-    q = queued_share(p)
+    q = queued_share_of_threads(p)
     seen = f"{warps:.0f} warps resident on an SM, no unit above {p.busy_share:.0%}"
     return CodeChange("occupancy", seen, wait=q + (1.0 - q) * warps / MOST_WARPS)
 
 
 def _judge_parallelism(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
     """Independent instructions of a thread hide the waiting as more warps do."""
-    q = queued_share(p)
+    q = queued_share_of_threads(p)
     if q >= 1.0:
         return None
     seen = (

@@ -70,6 +70,7 @@ METRICS = {
 SCHEDULERS = 4  # the tensor pipe's cycles are counted on each
 ARITHMETIC = ("fp32", "fp64", "int", "special", "half")
 PIPES = tuple(f"pipe_{name}" for name in "alu fma fp64 xu lsu adu cbu uniform".split())
+FULL_SET_PIPES = tuple(f"pipe_{name}" for name in "alu fma fp64 xu lsu".split())
 ACCESSES = {size: f"accesses_{size}" for size in (1, 2, 4, 8, 16)}  # by bytes of a thread
 TABLE_REUSE = 4.0  # uses of a byte that L2 gave, from which on reads are of a table
 SECTORS_A_PASS = 4.0  # that the L1 looks up in the time of one pass through its data
@@ -207,6 +208,17 @@ class KernelCounters(dict[str, float]):
         if not self.has("instructions", *PIPES):
             return 0.0
         return max(self["instructions"] - sum(self[name] for name in PIPES), 0.0)
+
+    @property
+    def double_constants(self) -> float:
+        """Instructions that put 8-byte constants together, of a kernel in double precision.
+
+        ``--set full`` does not count all pipes: there, what neither those that it counts nor
+        branches explain."""
+        if self.has(*PIPES) or not self.has("instructions", *FULL_SET_PIPES):
+            return self.constants
+        others = sum(self[name] for name in FULL_SET_PIPES) + self["branches_of_threads"] / 32.0
+        return max(self["instructions"] - others, 0.0)
 
     @property
     def converted(self) -> float:
