@@ -244,7 +244,13 @@ def calibrate(
         bundle = apply_factors(bundle_for(chip), factors or {})
         analysed = calibration.analyse_models(read_calibration_rows(path, chip), chip, bundle)
         notes = check_calibration_rows(analysed, chip, bundle)
-        result = calibration.calibrate_bundle(analysed, chip, bundle, path.name, notes)
+        result = calibration.calibrate_bundle(
+            analysed,
+            chip,
+            bundle,
+            path.name,
+            notes,
+        )
     if out is not None:
         save_bundle(result.bundle, Path(out))
     return result

@@ -109,7 +109,14 @@ def shrink_towards_forecast(
         jacobian = slopes(theta)
         target = here + jacobian @ theta  # residual of the linearised model at θ = 0
         noise = scale / np.sqrt(weight)
-        hyper = _fit_spreads(hyper, start, jacobian, target, levels, noise)
+        hyper = _fit_spreads(
+            hyper,
+            start,
+            jacobian,
+            target,
+            levels,
+            noise,
+        )
         prior = np.zeros(count)
         for level, log_spread in zip(levels, hyper[:-1], strict=True):
             prior[list(level.columns)] = np.exp(2.0 * log_spread)
@@ -218,7 +225,13 @@ def shift_energies(
     """
     least = -np.inf if bundle.status is FitStatus.MEASURED else SHIFT.gain_errors
     mover = _Mover(ENERGY_LEVELS, shift_power, _power_log_ratio)
-    return _best_levels(take_sustained(rows), gpu, bundle, mover, least)
+    return _best_levels(
+        take_sustained(rows),
+        gpu,
+        bundle,
+        mover,
+        least,
+    )
 
 
 def take_bursts(rows: KernelRows) -> KernelRows:
@@ -285,7 +298,13 @@ def _latency_log_ratio(
     gpu: Gpu,
     bundle: Bundle,
 ) -> Array:
-    kernels = build_kernels(rows.ops, rows.conditions, gpu, bundle.reference, ())
+    kernels = build_kernels(
+        rows.ops,
+        rows.conditions,
+        gpu,
+        bundle.reference,
+        (),
+    )
     return np.log(rows.column("latency_s")) - np.log(predict_bursts_s(kernels, gpu, bundle))
 
 
@@ -298,7 +317,13 @@ def shift_latency(
     """Move the corrections of a bundle by bursts, at these levels."""
     if not levels:
         return bundle
-    kernels = build_kernels(rows.ops, rows.conditions, gpu, bundle.reference, ())
+    kernels = build_kernels(
+        rows.ops,
+        rows.conditions,
+        gpu,
+        bundle.reference,
+        (),
+    )
     row_groups = list(kernels.work.kernel_family) if "group" in levels else []
     row_families: list[str] = []
     if "family" in levels:

@@ -243,7 +243,11 @@ def fit_corrections(
     ) -> Array:
         rows = np.flatnonzero(is_member)
         return _fit_group(
-            terms.select_rows(rows), latency_s[rows], effective_hz[rows], start, weight
+            terms.select_rows(rows),
+            latency_s[rows],
+            effective_hz[rows],
+            start,
+            weight,
         )
 
     for family in dict.fromkeys(families.tolist()):
@@ -276,7 +280,13 @@ def refit_correction(
     begin: Correction,
 ) -> Correction:
     """Fit the corrections of one group of kernels, pulled towards those that it has."""
-    value = _fit_group(terms, latency_s, effective_hz, _read_start(begin), _PULL)
+    value = _fit_group(
+        terms,
+        latency_s,
+        effective_hz,
+        _read_start(begin),
+        _PULL,
+    )
     return Correction(*np.exp(value).tolist())
 
 
@@ -365,13 +375,24 @@ def fit_residuals(
             weight = _weigh_rows(rows.target, loss) * rows.sure
             least = LEAST_LEAF_ROWS * (2 if rows.is_doubled else 1)
             ensemble = fit_trees(
-                rows.names, rows.features, rows.target, weight, trees, leaves, least, loss
+                rows.names,
+                rows.features,
+                rows.target,
+                weight,
+                trees,
+                leaves,
+                least,
+                loss,
             )
         smooth_target = rows.target
         if hold_in and family in _RAGGED:
             smooth_target = _draw_outliers_in(rows.target)
         process = fit_gaussian_process(
-            rows.names, rows.features, smooth_target, rows.sure, length_rows
+            rows.names,
+            rows.features,
+            smooth_target,
+            rows.sure,
+            length_rows,
         )
         factors[family] = LearnedFactor(
             ensemble,

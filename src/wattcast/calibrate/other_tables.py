@@ -78,9 +78,21 @@ def _make_tuned_product(row: Mapping[str, Any], gpu: Gpu) -> TableSample | str:
     if form == "bf16":
         op = Linear(m, n, k, dtype=Dtype.BF16)
     elif form in ("fp8", "int8") and Dtype.parse(form) in tensor:
-        op = engine_operators.ScaledProduct(m, n, k, "token", dtype=Dtype.parse(form))
+        op = engine_operators.ScaledProduct(
+            m,
+            n,
+            k,
+            "token",
+            dtype=Dtype.parse(form),
+        )
     elif form == "fp8_block" and Dtype.FP8 in tensor:
-        op = engine_operators.BlockProduct(m, n, k, kernel="cutlass", dtype=Dtype.FP8)
+        op = engine_operators.BlockProduct(
+            m,
+            n,
+            k,
+            kernel="cutlass",
+            dtype=Dtype.FP8,
+        )
     elif form == "mxfp4" and Dtype.FP4 in tensor:
         op = engine_operators.BlockProduct(
             m,
@@ -92,7 +104,16 @@ def _make_tuned_product(row: Mapping[str, Any], gpu: Gpu) -> TableSample | str:
         )
     else:
         return f"products in {form}"
-    return TableSample(op, place_weights(op, m, k, _TUNER_COPIES, gpu))
+    return TableSample(
+        op,
+        place_weights(
+            op,
+            m,
+            k,
+            _TUNER_COPIES,
+            gpu,
+        ),
+    )
 
 
 # scale and format of weights -> weights, scales and arithmetic of experts
@@ -198,7 +219,14 @@ def _make_layer_attention(row: Mapping[str, Any], gpu: Gpu) -> TableSample | str
         dtype=Dtype.BF16,
     )
     width = part.kv_heads * part.head_dim
-    writes = engine_row_operators.CacheWrite(chunk + decoding, width, 1, 1, width, Dtype.BF16)
+    writes = engine_row_operators.CacheWrite(
+        chunk + decoding,
+        width,
+        1,
+        1,
+        width,
+        Dtype.BF16,
+    )
     return TableSample(op, RunCondition(rotated="none"), (writes,))
 
 

@@ -43,7 +43,13 @@ def predict_with_bundle(
     for name in dict.fromkeys(data[burst].tolist()):
         of_data = burst & (data == name)
         bursts = rows.select_rows(of_data)
-        kernels = build_kernels(bursts.ops, bursts.conditions, gpu, bundle.reference, ())
+        kernels = build_kernels(
+            bursts.ops,
+            bursts.conditions,
+            gpu,
+            bundle.reference,
+            (),
+        )
         result[of_data, 0] = predict_bursts_s(kernels, gpu, bundle.for_data(name))
         result[of_data, 2] = float(np.mean(gpu.clocks.max_hz))
     at = OperatingPoint(duration_s=run_s)
@@ -76,7 +82,13 @@ def analyse_rows(
     gpu: Gpu,
 ) -> Timeline:
     """Analyse the kernels of rows, one each, without any issue order."""
-    kernels = build_kernels(rows.ops, rows.conditions, gpu, bundle.reference, ())
+    kernels = build_kernels(
+        rows.ops,
+        rows.conditions,
+        gpu,
+        bundle.reference,
+        (),
+    )
     return analyse_kernels(kernels, gpu, bundle)
 
 
@@ -103,7 +115,11 @@ def analyse_row(
     """Analyse the kernel of one row, issued once."""
     segment = IssueSegment(np.array([0]), np.array([1.0]), 1)
     kernels = build_kernels(
-        (rows.ops[i],), (rows.conditions[i],), gpu, bundle.reference, (segment,)
+        (rows.ops[i],),
+        (rows.conditions[i],),
+        gpu,
+        bundle.reference,
+        (segment,),
     )
     return analyse_kernels(kernels, gpu, bundle)
 
@@ -203,6 +219,13 @@ def measure_parts(
         set_hz = clock_hz[row : row + 1]
         running_hz = compute_effective_hz(timeline, set_hz, bundle.clock_law)
         at = OperatingPoint(clock_hz=set_hz)
-        activity = kernel_activity(timeline, kernel_s, running_hz, np.zeros(()), at, priced=True)
+        activity = kernel_activity(
+            timeline,
+            kernel_s,
+            running_hz,
+            np.zeros(()),
+            at,
+            priced=True,
+        )
         part_w.append(bundle.power.power(activity).part_w[0])
     return np.array(part_w)

@@ -84,19 +84,44 @@ def suggest_rows(
     if not candidates:
         return []
     ops = parse_operators([c.operator for c in candidates])
-    kernels = build_kernels(ops, [c.condition for c in candidates], gpu, bundle.reference, ())
+    kernels = build_kernels(
+        ops,
+        [c.condition for c in candidates],
+        gpu,
+        bundle.reference,
+        (),
+    )
     known = select_kernels(kernels, np.zeros(len(ops), dtype=bool))
     if len(rows):
-        known = build_kernels(rows.ops, rows.conditions, gpu, bundle.reference, ())
+        known = build_kernels(
+            rows.ops,
+            rows.conditions,
+            gpu,
+            bundle.reference,
+            (),
+        )
     share = np.array([c.share for c in candidates])
     is_real = share > 0
     from_plan = min(round(plan_share * count), int((~is_real).sum()))
-    picks = pick_candidates(kernels, known, share, is_real, count - from_plan)
+    picks = pick_candidates(
+        kernels,
+        known,
+        share,
+        is_real,
+        count - from_plan,
+    )
     # the plan's rows are judged by one another, with what was just picked as measured
     is_picked = np.isin(np.arange(len(share)), [place for place, _ in picks])
     is_open = ~is_real & ~is_picked
     plan_weight = (~is_real).astype(float)
-    picks += pick_candidates(kernels, known, plan_weight, is_open, from_plan, is_picked)
+    picks += pick_candidates(
+        kernels,
+        known,
+        plan_weight,
+        is_open,
+        from_plan,
+        is_picked,
+    )
 
     distance = distances_to_known(kernels, known)
     width = interval_widths(kernels, bundle)
@@ -142,7 +167,17 @@ def pick_candidates(
         if measured is not None:
             extra = np.flatnonzero((learners == name) & measured)
         there = np.flatnonzero(known_learners == name)
-        problems.append(_FamilyProblem(kernels, here, known, there, extra, share, allowed[here]))
+        problems.append(
+            _FamilyProblem(
+                kernels,
+                here,
+                known,
+                there,
+                extra,
+                share,
+                allowed[here],
+            )
+        )
     picks: list[tuple[int, float]] = []
     for _ in range(min(count, int(allowed.sum()))):
         best = max(problems, key=lambda problem: problem.worth)

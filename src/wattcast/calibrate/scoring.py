@@ -88,7 +88,15 @@ def score_row(
     """
     error = mean_percent_error(predicted, true)
     floor_error = None if floor is None else mean_percent_error(floor, true)
-    return make_ledger_row(where, quantity, len(true), error, floor_error, *goals, **more)
+    return make_ledger_row(
+        where,
+        quantity,
+        len(true),
+        error,
+        floor_error,
+        *goals,
+        **more,
+    )
 
 
 def make_absent_row(
@@ -99,4 +107,14 @@ def make_absent_row(
     aim: float | None = None,
 ) -> LedgerRow:
     """Make a row of the ledger whose data are not here, with the reason."""
-    return make_ledger_row(where, quantity, 0, None, None, None, must, aim, missing=reason)
+    return make_ledger_row(
+        where,
+        quantity,
+        0,
+        None,
+        None,
+        None,
+        must,
+        aim,
+        missing=reason,
+    )

@@ -54,7 +54,11 @@ from wattcast.calibrate.table_rows import (
     held_out,
     read_tables,
 )
-from wattcast.core.arrays import Array, Mask, sweep_values
+from wattcast.core.arrays import (
+    Array,
+    Mask,
+    sweep_values,
+)
 from wattcast.core.errors import BadInput
 from wattcast.core.strict_files import FitStatus, Provenance
 from wattcast.core.user_results import UserResult
@@ -308,7 +312,13 @@ def _fit_own_times(
     reference = start.reference
     table = _keep_common_kinds(table, gpu, start)
     rows = table.rows
-    kernels = build_kernels(rows.ops, rows.conditions, gpu, reference, ())
+    kernels = build_kernels(
+        rows.ops,
+        rows.conditions,
+        gpu,
+        reference,
+        (),
+    )
 
     # without the predicted time of what ran beside each row's own kernel
     latency_s = rows.column("latency_s")
@@ -316,7 +326,13 @@ def _fit_own_times(
     clock_hz = _estimate_clocks(kernels, own_s, gpu, start)
     terms = compute_ideal_terms(kernels, reference)
     groups = kernels.work.kernel_family
-    group_corrections = fit_corrections(terms, groups, own_s, clock_hz, start.corrections)
+    group_corrections = fit_corrections(
+        terms,
+        groups,
+        own_s,
+        clock_hz,
+        start.corrections,
+    )
     of_groups = {group: value for group, value in group_corrections.items() if group in groups}
     corrections = {**start.corrections, **of_groups}
     blended = blend_corrections(kernels.work, corrections)
@@ -326,7 +342,13 @@ def _fit_own_times(
     return replace(
         start,
         corrections=corrections,
-        learned=LayeredFactors(reference, time, {}, own=own_factors, carried=start.learned),
+        learned=LayeredFactors(
+            reference,
+            time,
+            {},
+            own=own_factors,
+            carried=start.learned,
+        ),
         seen={**start.seen, **measured_ranges(rows, kernels)},
     )
 
@@ -338,7 +360,13 @@ def _keep_common_kinds(
 ) -> TableRows:
     """Return the rows whose family and group of kernels have enough rows to learn from."""
     rows = table.rows
-    kernels = build_kernels(rows.ops, rows.conditions, gpu, start.reference, ())
+    kernels = build_kernels(
+        rows.ops,
+        rows.conditions,
+        gpu,
+        start.reference,
+        (),
+    )
     family_count = Counter(kernels.work.root_family)
     group_count = Counter(kernels.work.kernel_family)
     kinds = zip(kernels.work.root_family, kernels.work.kernel_family, strict=True)
@@ -360,7 +388,13 @@ def _estimate_clocks(
     law = bundle.for_bursts().clock_law
     if law is None:
         return np.full(len(own_s), top_hz)
-    return loaded_clock_hz(law, kernels, own_s, top_hz, bundle.reference.sm_count)
+    return loaded_clock_hz(
+        law,
+        kernels,
+        own_s,
+        top_hz,
+        bundle.reference.sm_count,
+    )
 
 
 def fit_beside(
@@ -397,7 +431,12 @@ def fit_beside(
         group_kernels = _build_usual([ops[row] for row in rows], gpu, start)
         bundle = replace(start, corrections=corrections)
         correction = _refit_group(
-            group, group_kernels, left_s[rows], predicted_s[rows], gpu, bundle
+            group,
+            group_kernels,
+            left_s[rows],
+            predicted_s[rows],
+            gpu,
+            bundle,
         )
         corrections = {**corrections, group: correction}
     return replace(start, corrections=corrections)
@@ -433,7 +472,13 @@ def _build_usual(
 ) -> Kernels:
     """Build the kernels of operators under usual conditions."""
     conditions = (USUAL_CONDITION,) * len(ops)
-    return build_kernels(tuple(ops), conditions, gpu, bundle.reference, ())
+    return build_kernels(
+        tuple(ops),
+        conditions,
+        gpu,
+        bundle.reference,
+        (),
+    )
 
 
 def beside_s(

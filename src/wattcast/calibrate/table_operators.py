@@ -82,7 +82,13 @@ def _place(
     gpu: Gpu,
 ) -> RunCondition:
     """Say where the weights of a product come from."""
-    return place_weights(product, sizes.m, sizes.k, copies, gpu)
+    return place_weights(
+        product,
+        sizes.m,
+        sizes.k,
+        copies,
+        gpu,
+    )
 
 
 def _make_weight_only_product(

@@ -84,7 +84,14 @@ _MOST_APPLIED_ROWS = 30
 
 def _print_applied(console: Console, applied: AppliedModel) -> None:
     shown = min(len(applied.names), _MOST_APPLIED_ROWS)
-    table = new_table("row", "time", "power", "measured", title=applied.source, left=["row"])
+    table = new_table(
+        "row",
+        "time",
+        "power",
+        "measured",
+        title=applied.source,
+        left=["row"],
+    )
     for place in range(shown):
         measured = "-"
         if applied.measured_w is not None:
@@ -137,7 +144,12 @@ def estimate(
         for c, n in ((clock, "--clock"), (memory_clock, "--memory-clock"))
     ]
     power_estimate, clock_hz = estimate_offline(
-        model, counters, launches, gpu, clocks[0], clocks[1]
+        model,
+        counters,
+        launches,
+        gpu,
+        clocks[0],
+        clocks[1],
     )
     plain = power_estimate.plain() | {"clock_hz": clock_hz}
     parts = ", ".join(
@@ -170,7 +182,13 @@ def kernels(
     names.
     """
     if suggest:
-        return _write_suggestions(env, suggest, gpu, database or gpu, options["out"])
+        return _write_suggestions(
+            env,
+            suggest,
+            gpu,
+            database or gpu,
+            options["out"],
+        )
     return CommandOutput.from_verb(campaign_verbs.kernels(**options))
 
 
@@ -285,7 +303,14 @@ def counters(
         if counter_design.always
         else counter_design.table
     )
-    table = new_table("", "event", "metrics", "error, held out", "never trained on", title=title)
+    table = new_table(
+        "",
+        "event",
+        "metrics",
+        "error, held out",
+        "never trained on",
+        title=title,
+    )
     for n, step in enumerate(counter_design.steps, 1):
         error = f"{step.error:.1f} ± {step.standard_error:.1f} %"
         tested = "-" if step.tested is None else f"{step.tested:.1f} %"

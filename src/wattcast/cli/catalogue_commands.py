@@ -100,7 +100,13 @@ def list_nodes() -> CommandOutput:
         "network_byte_per_s",
     )
     plain = []
-    listing = new_table("node", "GPUs", "of", "fabric", "network of each GPU, one way")
+    listing = new_table(
+        "node",
+        "GPUs",
+        "of",
+        "fabric",
+        "network of each GPU, one way",
+    )
     for node in nodes:
         row = {key: getattr(node, key) for key in keys}
         row["sources"] = {key: claim.source for key, claim in node.claims.items()}
@@ -108,7 +114,11 @@ def list_nodes() -> CommandOutput:
         rate = node.network_byte_per_s
         network = "unknown" if rate is None else f"{show(rate, 'byte/s', 3)}, {node.network}"
         listing.add_row(
-            node.name, str(node.gpu_count), ", ".join(node.gpus) or "any", str(node.fabric), network
+            node.name,
+            str(node.gpu_count),
+            ", ".join(node.gpus) or "any",
+            str(node.fabric),
+            network,
         )
     return CommandOutput({"nodes": plain}, lambda console: console.print(listing))
 
@@ -408,7 +418,14 @@ def _print_graph(
         words = key.removesuffix("_byte").replace("_", " ")
         totals[f"memory: {words}"] = show(value, "byte") if key.endswith("_byte") else str(value)
     console.print(new_table("", "", rows=totals.items()))
-    rows = new_table("operator", "where", "calls", "FLOP", "bytes", left=("where",))
+    rows = new_table(
+        "operator",
+        "where",
+        "calls",
+        "FLOP",
+        "bytes",
+        left=("where",),
+    )
     ranked = list(count_operators(graph).items())
     for op, count in ranked[:MOST_ROWS]:
         work = (
@@ -417,6 +434,12 @@ def _print_graph(
         )
         rows.add_row(escape(str(op)), escape(op.label), str(count), *work)
     if len(ranked) > MOST_ROWS:
-        rows.add_row(f"... {len(ranked) - MOST_ROWS} more (all in --json)", "", "", "", "")
+        rows.add_row(
+            f"... {len(ranked) - MOST_ROWS} more (all in --json)",
+            "",
+            "",
+            "",
+            "",
+        )
     console.print(rows)
     print_notes(console, graph.assumptions)

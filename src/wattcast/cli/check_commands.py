@@ -253,7 +253,13 @@ def examine_machine(variables: Mapping[str, str]) -> list[ToolCheck]:
     version = f"{__version__}, Python {platform.python_version()}"
     base = "predict, gpus, models, compare, report"
     checks = [
-        ToolCheck("wattcast", True, version, "", ""),
+        ToolCheck(
+            "wattcast",
+            True,
+            version,
+            "",
+            "",
+        ),
         _check_libraries("base", BASE, base, "pip install wattcast"),
     ]
     for row in read_shipped_table("wattcast.cli", "extras.csv"):
@@ -280,7 +286,13 @@ def _check_driver() -> ToolCheck:
         driver = ""
     purpose = "measuring and managing NVIDIA GPUs"
     advice = "no NVIDIA driver on this machine; predictions need none"
-    return ToolCheck("NVIDIA driver", bool(driver), driver, purpose, advice)
+    return ToolCheck(
+        "NVIDIA driver",
+        bool(driver),
+        driver,
+        purpose,
+        advice,
+    )
 
 
 def _check_visible_cards(variables: Mapping[str, str]) -> list[ToolCheck]:
@@ -290,14 +302,26 @@ def _check_visible_cards(variables: Mapping[str, str]) -> list[ToolCheck]:
     if not words:
         return []
     purpose = "measure and manage take the first card it shows; --device N overrides it"
-    return [ToolCheck("visible GPUs", True, ", ".join(words), purpose, "")]
+    return [
+        ToolCheck(
+            "visible GPUs",
+            True,
+            ", ".join(words),
+            purpose,
+            "",
+        )
+    ]
 
 
 def _check_reference(variables: Mapping[str, str]) -> ToolCheck:
     is_there = reference_folder(variables) is not None
     advice = "set WATTCAST_REFERENCE to its folder"
     return ToolCheck(
-        "reference data", is_there, "found" if is_there else "", "lab validate", advice
+        "reference data",
+        is_there,
+        "found" if is_there else "",
+        "lab validate",
+        advice,
     )
 
 
@@ -307,9 +331,21 @@ def _check_own_host() -> ToolCheck:
     purpose = "host-bound predictions"
     host = read_own_host()
     if host is None:
-        return ToolCheck("own host", False, "", purpose, advice)
+        return ToolCheck(
+            "own host",
+            False,
+            "",
+            purpose,
+            advice,
+        )
     cost = f"{units.show(host.host_s_per_operator, 's', 3)} an operator"
-    return ToolCheck("own host", True, cost, purpose, advice)
+    return ToolCheck(
+        "own host",
+        True,
+        cost,
+        purpose,
+        advice,
+    )
 
 
 def _check_card_settings() -> ToolCheck:
@@ -323,7 +359,13 @@ def _check_card_settings() -> ToolCheck:
     changes = [describe_leftover(note) for note in list_leftovers() if not is_tended(note.uuid)]
     advice = "; ".join([*changes, "run `wattcast manage restore` as root"])
     state = "left changed" if changes else "none left changed"
-    return ToolCheck("GPU settings", not changes, state, "manage", advice)
+    return ToolCheck(
+        "GPU settings",
+        not changes,
+        state,
+        "manage",
+        advice,
+    )
 
 
 def _check_libraries(
@@ -348,7 +390,11 @@ def _check_libraries(
         (there if is_installed else missing).append(f"{distribution} {version}".strip())
     lacking = f"{', '.join(missing)} missing" if missing else ""
     return ToolCheck(
-        name, not missing, "; ".join(filter(None, [", ".join(there), lacking])), purpose, advice
+        name,
+        not missing,
+        "; ".join(filter(None, [", ".join(there), lacking])),
+        purpose,
+        advice,
     )
 
 
@@ -358,4 +404,10 @@ def _check_tool(
     advice: str,
 ) -> ToolCheck:
     path = next(filter(None, (shutil.which(name) for name in names)), None)
-    return ToolCheck(names[0], path is not None, path or "", purpose, advice)
+    return ToolCheck(
+        names[0],
+        path is not None,
+        path or "",
+        purpose,
+        advice,
+    )

@@ -175,12 +175,23 @@ def power_meter(
         return
     hertz = parse(clock, "Hz", "--clock") if clock else None
     description = read_chip(
-        TraceRequest(config, config, energies, Path(), sm_count=sms, clock_hz=hertz)
+        TraceRequest(
+            config,
+            config,
+            energies,
+            Path(),
+            sm_count=sms,
+            clock_hz=hertz,
+        )
     )
     chip = description.architecture
     count = description.config.sm_count
     built = build_component_model(
-        chip, description.table, description.components, sm_count=count, voltage=description.voltage
+        chip,
+        description.table,
+        description.components,
+        sm_count=count,
+        voltage=description.voltage,
     )
     meter = PowerMeter(
         built.model, ClockSetting(description.clock_hz), chip.dialect, scaling=chip.all_scaling()

@@ -133,7 +133,14 @@ def designs(
     out = None if output.out is None else Path(output.out)
     tell = _make_progress(env) if env.stderr.isatty() else None
     try:
-        done = run_sweep(study, out, objectives, runner, tell, output.yes)
+        done = run_sweep(
+            study,
+            out,
+            objectives,
+            runner,
+            tell,
+            output.yes,
+        )
     except BaseException as error:
         if out is not None and is_interrupt(error):
             env.say("finished parts are kept; the same command continues.")

@@ -86,7 +86,13 @@ def fit_kernels(
     from wattcast.lab.fit.database_fit import fit_kernel_database, write_fit
     from wattcast.lab.validate import kernel_checks, ledger
 
-    bundle, held_out = fit_kernel_database(database, gpu, env.say, inherit, leave_out)
+    bundle, held_out = fit_kernel_database(
+        database,
+        gpu,
+        env.say,
+        inherit,
+        leave_out,
+    )
     write_fit(bundle, held_out, out)
     rows = kernel_checks.kernel_rows(held_out, gpu)
     return CommandOutput(
@@ -117,7 +123,13 @@ def fit_engine(
     from wattcast.lab.fit.database_fit import fit_engine_database
     from wattcast.predictor.bundle.bundle_file import write_bundle
 
-    extended = fit_engine_database(database, gpu, bundle, env.say, family)
+    extended = fit_engine_database(
+        database,
+        gpu,
+        bundle,
+        env.say,
+        family,
+    )
     write_bundle(extended, out / "bundle.json")
     env.say(f"{out / 'bundle.json'} written: {extended.provenance.note}")
 
@@ -200,7 +212,11 @@ def fit_sensitivity(
     data = sensitivity_model.read_sensitivity_table(table)
     source = f"fitted by Wattcast to {table.name}, {len(data.kernels)} kernels"
     fitted = sensitivity_model.fit_sensitivity(
-        data.counters, data.sensitivity, data.groups, name or table.stem, source
+        data.counters,
+        data.sensitivity,
+        data.groups,
+        name or table.stem,
+        source,
     )
     if out is not None:
         write_whole(
@@ -282,7 +298,14 @@ def calibrate(
         raise BadInput(
             "calibrate takes one of two: FILE with whole models, or --table with kernel tables."
         )
-    return _calibrate_with_tables(env, table, gpu, out, engine, check)
+    return _calibrate_with_tables(
+        env,
+        table,
+        gpu,
+        out,
+        engine,
+        check,
+    )
 
 
 def _calibrate_whole_models(
@@ -604,11 +627,22 @@ def _print_costs(
     costs: Sequence[FittedCost],
     shown: Sequence[str],
 ) -> None:
-    table = new_table("cost", "value", "95 % interval", "at largest, W", "VIF", title=title)
+    table = new_table(
+        "cost",
+        "value",
+        "95 % interval",
+        "at largest, W",
+        "VIF",
+        title=title,
+    )
     for c, value in zip(costs, shown, strict=True):
         interval = "held at zero" if c.standard_error is None else f"{c.low:.3g} to {c.high:.3g}"
         table.add_row(
-            c.name, value, interval, f"{c.largest_w:.1f}", f"{c.vif:.1f}" if c.vif else "-"
+            c.name,
+            value,
+            interval,
+            f"{c.largest_w:.1f}",
+            f"{c.vif:.1f}" if c.vif else "-",
         )
     console.print(table)
 
@@ -624,13 +658,23 @@ def _print_rails(
     _print_costs(console, "Costs at relative voltage 1", result.coefficients, shown)
     error_of_kind = plain["other_kinds"]
     errors = new_table(
-        "rows", "n", "two rails", *(kind.split("_")[0] for kind in error_of_kind), title="Error, %"
+        "rows",
+        "n",
+        "two rails",
+        *(kind.split("_")[0] for kind in error_of_kind),
+        title="Error, %",
     )
     for what, n, error in plain["errors"]:
         cells = (error, *(errors_by_rows.get(what) for errors_by_rows in error_of_kind.values()))
         errors.add_row(what, str(n), *("-" if cell is None else f"{cell:.2f}" for cell in cells))
     console.print(errors)
-    tested = new_table("row not trained on", "measured, W", "predicted, W", "%", title="Test rows")
+    tested = new_table(
+        "row not trained on",
+        "measured, W",
+        "predicted, W",
+        "%",
+        title="Test rows",
+    )
     for row in plain["test"]:
         off = 100.0 * (row["predicted_w"] / row["measured_w"] - 1.0)
         tested.add_row(

@@ -58,7 +58,13 @@ def hall(
     plan = read_hall(file)
     span = HallSpan(asked.begin_s, asked.span_s, asked.grid_s)
     try:
-        hall_result = run_hall(plan, span, asked.out, _choose_runner(running), env.tell_progress)
+        hall_result = run_hall(
+            plan,
+            span,
+            asked.out,
+            _choose_runner(running),
+            env.tell_progress,
+        )
     except BaseException as error:
         if asked.out is not None and is_interrupt(error):
             env.say("finished rows are kept; the same command continues.")

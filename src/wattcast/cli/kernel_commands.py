@@ -91,7 +91,13 @@ def carry_over(env: Environment) -> CommandOutput:
             "median_percent": "median",
             "bias_percent": "bias",
         }
-        print_rows(console, rows, headings, "Carried over from the H200", ["chip", "work"])
+        print_rows(
+            console,
+            rows,
+            headings,
+            "Carried over from the H200",
+            ["chip", "work"],
+        )
         if judged.tau is not None:
             console.print(f"Ranking over {len(judged.pairs)} pairs: Kendall's tau {judged.tau:.2f}")
         print_notes(console, judged.missing, "Not judged")

@@ -145,7 +145,11 @@ def simulate(
     check_names("knob", names, roles)
     knobs = [roles[name] for name in names]
     plant, model = policy_comparison.choose_plant(
-        card.gpu, workloads or [], card.sensitivity, options, knobs
+        card.gpu,
+        workloads or [],
+        card.sensitivity,
+        options,
+        knobs,
     )
     setup = _make_setup(policy, play, model)
     more: dict[str, Any] = {}
@@ -157,7 +161,14 @@ def simulate(
         policy_comparison.export_tables(plant, card.export)
         env.say(f"table saved: {card.export}")
     title = f"{plant.name}, simulated"
-    return _compare_policies([plant], setup, title, hd7970.STRESS_APPLICATIONS, [], more)
+    return _compare_policies(
+        [plant],
+        setup,
+        title,
+        hd7970.STRESS_APPLICATIONS,
+        [],
+        more,
+    )
 
 
 @dataclass(frozen=True)
@@ -204,7 +215,14 @@ def replay(
     if tables.repeats:
         more["noise"] = policy_comparison.count_worse_runs(plants, setup, tables.repeats)
     title = ", ".join(file.name for file in files)
-    return _compare_policies(plants, setup, title, (), notes, more)
+    return _compare_policies(
+        plants,
+        setup,
+        title,
+        (),
+        notes,
+        more,
+    )
 
 
 @command("manage watch", WATCHED)
@@ -224,7 +242,14 @@ def watch(
     goal = parse_group(PolicyGoal, options).make_objective()
     with closing(NvmlCard(device)) as card:
         card.open()
-        watched = watch_card.watch_card(card, seconds, count, goal, gpu, env.say)
+        watched = watch_card.watch_card(
+            card,
+            seconds,
+            count,
+            goal,
+            gpu,
+            env.say,
+        )
     return CommandOutput.of(watched, dict, watch_card.print_watched)
 
 
@@ -334,12 +359,27 @@ def run(
         control.busy,
         control.turn_limit,
         watch_card.make_advice(goal, watch_card.find_catalogue_gpu(name)),
-        _choose_keeper(control.model, read_metrics is not None, limits, name, len(cards)),
+        _choose_keeper(
+            control.model,
+            read_metrics is not None,
+            limits,
+            name,
+            len(cards),
+        ),
         read_metrics,
         control.rows,
         unit,
     )
-    raise typer.Exit(_control_cards(env, cards, control.socket, command or [], task, variables))
+    raise typer.Exit(
+        _control_cards(
+            env,
+            cards,
+            control.socket,
+            command or [],
+            task,
+            variables,
+        )
+    )
 
 
 @dataclass(frozen=True)
@@ -382,9 +422,24 @@ def serve(env: Environment, options: ServeOptions) -> None:
     cards = _open_cards(options.device, options.devices)
     if not options.apply:
         _explain_dry_run(env, cards)
-    keeper = _choose_keeper(options.model, True, limits, cards[0].name, len(cards))
+    keeper = _choose_keeper(
+        options.model,
+        True,
+        limits,
+        cards[0].name,
+        len(cards),
+    )
     task = live_control.ControlTask(Objective(), make_keeper=keeper, read_engine=read_metrics)
-    raise typer.Exit(_control_cards(env, cards, options.socket, [], task, dict(env.variables)))
+    raise typer.Exit(
+        _control_cards(
+            env,
+            cards,
+            options.socket,
+            [],
+            task,
+            dict(env.variables),
+        )
+    )
 
 
 def _open_cards(device: int | None, devices: str | None) -> list[NvmlCard]:
@@ -426,7 +481,13 @@ def _control_cards(
 
     with daemon_client.hold_cards(cards, socket) as claimed:
         steered = claimed[0] if len(claimed) == 1 else job_cards.JobCards(claimed)
-        code = live_control.run_controlled_program(steered, command, task, env.say, variables)
+        code = live_control.run_controlled_program(
+            steered,
+            command,
+            task,
+            env.say,
+            variables,
+        )
     return code if code >= 0 else 128 - code
 
 
@@ -523,7 +584,13 @@ def plane(
         )
         raise typer.Exit
     with daemon_client.hold_card(card, socket) as leased_card:
-        codes = clock_plane.visit_clock_plane(leased_card, points, command, env.say, env.variables)
+        codes = clock_plane.visit_clock_plane(
+            leased_card,
+            points,
+            command,
+            env.say,
+            env.variables,
+        )
     failed = [
         f"{core / 1e6:.0f}/{memory / 1e6:.0f}"
         for (core, memory), code in codes.items()
@@ -587,7 +654,14 @@ def daemon(
 
     def serve(stopped: Any) -> int:
         cards = daemon_client.find_settable_cards(options.gpu or [])
-        return card_daemon.serve_cards(cards, scope, path, members, env.say, stopped)
+        return card_daemon.serve_cards(
+            cards,
+            scope,
+            path,
+            members,
+            env.say,
+            stopped,
+        )
 
     lifeline = 0 if options.lifeline else None
     raise typer.Exit(card_daemon.run_supervised(serve, env.say, lifeline))
@@ -678,7 +752,13 @@ def rehearse(
     chip = find_gpu(rehearsal.gpu)
     limits = _serving_limits(rehearsal.ttft, rehearsal.tpot)
     if rehearsal.trace is not None:
-        return _replay_trace(model, chip, rehearsal, limits, shape.seed)
+        return _replay_trace(
+            model,
+            chip,
+            rehearsal,
+            limits,
+            shape.seed,
+        )
     traces = []
     for place in range(rehearsal.gpus):
         trace = draw_trace(
@@ -697,7 +777,13 @@ def rehearse(
         figures = serving_rehearsal.rehearse_load(by_level, traces[0], limits)
     else:
         limit_w = float(np.mean(chip.power.limit_w))
-        figures = serving_rehearsal.rehearse_site_serving(by_level, traces, limits, most_w, limit_w)
+        figures = serving_rehearsal.rehearse_site_serving(
+            by_level,
+            traces,
+            limits,
+            most_w,
+            limit_w,
+        )
     lines = [f"{name}: {value:.6g}" for name, value in figures.items()]
     return CommandOutput(figures, "\n".join(lines))
 
@@ -756,7 +842,13 @@ def site(
     ranks = parse_pairs(priority, "--priority", "UUID=NUMBER", int)
     most_w = units.parse_amount(site_power, "W", "--site-power", inclusive=False)
     with PassedSignals() as signals:
-        coordinate_site(nodes, most_w, ranks, env.say, lambda: not signals.came)
+        coordinate_site(
+            nodes,
+            most_w,
+            ranks,
+            env.say,
+            lambda: not signals.came,
+        )
 
 
 def _catalogue_gpu(
@@ -884,7 +976,11 @@ def _compare_policies(
     return CommandOutput(
         lambda: {**policy_comparison.comparison_json(comparison, plants, notes, without), **more},
         lambda console: policy_comparison.print_comparison(
-            console, comparison, title, without, more
+            console,
+            comparison,
+            title,
+            without,
+            more,
         ),
         lambda: _list_figures(plants, comparison, setup),
         notes,

@@ -199,12 +199,24 @@ def estimate_offline(
             counters, power_model.required_events, clock_hz, memory_clock_hz
         )
         power_estimate = launch_power.PowerEstimate(
-            start_s, activity, power_model.power(activity), np.ones(start_s.shape), (), (), True
+            start_s,
+            activity,
+            power_model.power(activity),
+            np.ones(start_s.shape),
+            (),
+            (),
+            True,
         )
         return LaunchEstimate(power_estimate, None, None), float(
             np.mean(np.asarray(activity.at.clock_hz))
         )
-    saved, book, _ = prepare_estimate(model, counters, trace, gpu, [])
+    saved, book, _ = prepare_estimate(
+        model,
+        counters,
+        trace,
+        gpu,
+        [],
+    )
     log = launch_power.read_launches(trace)
     found_hz = clock_hz or launch_power.find_clock_hz(log.launches, book)
     if found_hz is None:
@@ -299,7 +311,13 @@ def suggest_rows(
         f"{len(candidates)} candidates; {left_out:.1%} of the models' time is in operators "
         "no row can stand for"
     )
-    suggestions = row_suggestions.suggest_rows(candidates, count, rows, chip, bundle)
+    suggestions = row_suggestions.suggest_rows(
+        candidates,
+        count,
+        rows,
+        chip,
+        bundle,
+    )
     place = {
         id(candidate): spec
         for candidate, spec in zip(candidates, spec_of_operator.values(), strict=True)

@@ -83,7 +83,17 @@ class MeasuredRunOptions:
     ] = None
 
 
-@command("measure run", part_of(ModelOptions, "batch", "seq", "phase", "dtype", "attention"))
+@command(
+    "measure run",
+    part_of(
+        ModelOptions,
+        "batch",
+        "seq",
+        "phase",
+        "dtype",
+        "attention",
+    ),
+)
 def run(
     env: Environment,
     command: Annotated[list[str], Option("The command, after --.", positional=True)],
@@ -110,7 +120,11 @@ def run(
         from wattcast.cli.measure_bridges import prepare_estimate
 
         prepared = prepare_estimate(
-            choices.model, choices.counters, choices.launches, choices.gpu, command
+            choices.model,
+            choices.counters,
+            choices.launches,
+            choices.gpu,
+            command,
         )
 
     done = run_command(command, choices.source, choices.device, pass_output=not choices.json)
@@ -197,7 +211,12 @@ class _RunOutcome:
             figure = draw_run_power(done, predicted["predictions"][0] if predicted else None)
         save_figure(figure, choices.plot)
 
-    def describe(self, done: MeasuredRun, *, shows_overhead: bool) -> CommandOutput:
+    def describe(
+        self,
+        done: MeasuredRun,
+        *,
+        shows_overhead: bool,
+    ) -> CommandOutput:
         """Return the measurement and what follows from it, as JSON and as sentences."""
         plain = done.plain()
         lines = [done.measurement.sentence]

@@ -352,7 +352,14 @@ def report(
     Example: wattcast report llama3-8b --gpu h200,h100-sxm --batch 8 --seq 1024 --out report.html
     """
     if form_options.form is not None:
-        return write_form(env, workload, gpu, out, form_options, options)
+        return write_form(
+            env,
+            workload,
+            gpu,
+            out,
+            form_options,
+            options,
+        )
     from wattcast.core.whole_files import check_new_file, write_whole
     from wattcast.predictor.api import find_gpu
     from wattcast.report.html_report import (
@@ -378,7 +385,13 @@ def report(
     chosen = {name: value for name, value in options.items() if name in OPTION_NAMES}
     settings: Any = {name: value for name, value in options.items() if name not in chosen}
     of_model = ModelOptions.from_names(**chosen)
-    page = build_report(workload, chips, of_model, shlex.join(line), **settings)
+    page = build_report(
+        workload,
+        chips,
+        of_model,
+        shlex.join(line),
+        **settings,
+    )
     data = print_report(page, paper) if kind == ".pdf" else page.encode()
     write_whole(out, data)
     env.say(f"report saved: {out}")

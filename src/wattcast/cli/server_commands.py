@@ -150,16 +150,30 @@ def prometheus(
         chip = api.find_gpu(exporter.gpu)
         prediction = api.predict(work, chip, **options)
         models.append(
-            metrics_exporter.model_workload(work, chip, prediction, exporter.slowdown, **options)
+            metrics_exporter.model_workload(
+                work,
+                chip,
+                prediction,
+                exporter.slowdown,
+                **options,
+            )
         )
     cards = _find_cards(
-        env, exporter.source, exporter.interval, exporter.idle_interval, bool(models)
+        env,
+        exporter.source,
+        exporter.interval,
+        exporter.idle_interval,
+        bool(models),
     )
     if exporter.once:
         env.stdout.write(metrics_exporter.write_metrics(cards, models).decode())
         return
     server, thread = metrics_exporter.serve_metrics(
-        exporter.host, exporter.port, cards, models, exporter.allow_host or []
+        exporter.host,
+        exporter.port,
+        cards,
+        models,
+        exporter.allow_host or [],
     )
     env.say(
         f"wattcast is scraped at http://{exporter.host}:{server.server_port}/metrics (stop "

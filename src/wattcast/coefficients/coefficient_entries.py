@@ -74,7 +74,13 @@ def read_trials() -> list[TrialRecord]:
         for row in csv.DictReader(file):
             factors = tuple(float(factor) for factor in row["noticed_factors"].split())
             records.append(
-                TrialRecord(row["subject"], row["name"], row["value"], row["test"], factors)
+                TrialRecord(
+                    row["subject"],
+                    row["name"],
+                    row["value"],
+                    row["test"],
+                    factors,
+                )
             )
     return records
 

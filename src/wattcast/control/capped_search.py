@@ -209,10 +209,23 @@ class CappedSearch:
         is_new[rows] = False
         is_new[self._list_held(memory)] = False
         if best is None:
-            return self._choose_within(chance, is_new, power, time, time_weight)
+            return self._choose_within(
+                chance,
+                is_new,
+                power,
+                time,
+                time_weight,
+            )
         _, best_time, best_power = memory.seen[best]
         best_score = best_power + time_weight * best_time
-        utility = _weigh_tries(chance, power, time, time_weight, best_score, memory.runs)
+        utility = _weigh_tries(
+            chance,
+            power,
+            time,
+            time_weight,
+            best_score,
+            memory.runs,
+        )
         utility[~(is_new & self._find_near(rows))] = _EXCLUDED
         first = int(utility.argmax())
         if utility[first] > 0.0:

@@ -152,7 +152,15 @@ def describe_status(
 ) -> CardStatus:
     """Return how a card stands by its note."""
     before = note.before if note.is_changed else None
-    return CardStatus(note.uuid, note.name, holder, note.now, before, trouble, note.states)
+    return CardStatus(
+        note.uuid,
+        note.name,
+        holder,
+        note.now,
+        before,
+        trouble,
+        note.states,
+    )
 
 
 class CardKeeper:
@@ -250,7 +258,14 @@ class CardKeeper:
         """Return how the card stands, without asking the driver."""
         if self._note is None:
             plain = CardSettings()
-            return CardStatus(self.uuid, self.card_name, self._who, plain, None, self._trouble)
+            return CardStatus(
+                self.uuid,
+                self.card_name,
+                self._who,
+                plain,
+                None,
+                self._trouble,
+            )
         fresh = describe_status(self._note, self._who, self._trouble)
         return msgspec.structs.replace(fresh, uuid=self.uuid, name=self.card_name)
 
@@ -364,7 +379,13 @@ class CardKeeper:
         since = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         note = self._note
         if note is None:
-            note = CardNote(card_settings.FORMAT, self.uuid, self.card_name, self._who, since)
+            note = CardNote(
+                card_settings.FORMAT,
+                self.uuid,
+                self.card_name,
+                self._who,
+                since,
+            )
         elif note.holder != self._who:
             note = replace(note, holder=self._who, since=since)
         had_lock = note.before.core_hz is not None

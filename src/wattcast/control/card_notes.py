@@ -199,7 +199,14 @@ def _convert_second_format(note: _SecondFormat) -> CardNote:
         is_known = knob != "limit" or before is not None
         state = KnobState.ASKED if is_known else KnobState.UNKNOWN
         records.append(KnobRecord(knob, before, before if set_value is None else set_value, state))
-    return CardNote(FORMAT, note.uuid, note.name, note.holder, note.since, tuple(records))
+    return CardNote(
+        FORMAT,
+        note.uuid,
+        note.name,
+        note.holder,
+        note.since,
+        tuple(records),
+    )
 
 
 def list_notes() -> Iterator[CardNote]:

@@ -195,7 +195,15 @@ def make_unknown_note(uuid: str, reason: str) -> CardNote:
     known.
     """
     records = tuple(KnobRecord(knob, None, None, KnobState.UNKNOWN) for knob in KNOB_FIELDS)
-    return CardNote(FORMAT, uuid, "card", "somebody", "some time", records, reason)
+    return CardNote(
+        FORMAT,
+        uuid,
+        "card",
+        "somebody",
+        "some time",
+        records,
+        reason,
+    )
 
 
 def prepare_records(
@@ -236,7 +244,13 @@ def apply_settings(
         if value is None:
             note = _return_knob(card, note, record, save)
         elif record.asked != value or not is_set:
-            note = _set_knob(card, note, record, value, save)
+            note = _set_knob(
+                card,
+                note,
+                record,
+                value,
+                save,
+            )
 
 
 def _set_knob(
@@ -436,7 +450,13 @@ def _compare_knob(
     top_hz = levels[-1] if levels else float("inf")
     locked = wanted if isinstance(wanted, tuple) else None
     earlier = was if isinstance(was, tuple) else None
-    return compare_clock(clock_hz, reading, locked, earlier, top_hz)
+    return compare_clock(
+        clock_hz,
+        reading,
+        locked,
+        earlier,
+        top_hz,
+    )
 
 
 def compare_clock(

@@ -358,7 +358,14 @@ def choose_forecast_settings(
         margins = None
         if errors is not None:
             margins = errors.margins(name, levels_hz / levels_hz[default])
-        level = choose_clock_level(curves, levels_hz, objective, default, worth, margins)
+        level = choose_clock_level(
+            curves,
+            levels_hz,
+            objective,
+            default,
+            worth,
+            margins,
+        )
         chosen[name] = move_knob(tables.default, core, level)
     return chosen
 

@@ -303,7 +303,15 @@ def run_controlled_program(
 
         progress = ProgressFile(task.progress) if task.progress else None
         plant = LivePlant(
-            card, lattice, task.period_s, is_alive, time.sleep, progress, say, units, busy
+            card,
+            lattice,
+            task.period_s,
+            is_alive,
+            time.sleep,
+            progress,
+            say,
+            units,
+            busy,
         )
         savings = None
         if task.make_keeper is not None and task.read_engine is not None:

@@ -157,7 +157,13 @@ class LivePlant:
         self._learn_slack(settings)
         was_adrift = self._report_daemon(losses)
         if begin is None or end is None or was_adrift:
-            return Observation(PROGRAM_KERNEL, settings, math.nan, math.nan, stale=True)
+            return Observation(
+                PROGRAM_KERNEL,
+                settings,
+                math.nan,
+                math.nan,
+                stale=True,
+            )
 
         self.reading = combine_readings(end.readings)
         power_w, is_stale = _measure_power_w(begin, end)

@@ -81,7 +81,13 @@ def draw_gains(
         values = [outcome.shares[field] for outcome in rows]
         values += [geometric_mean_gain(rows, left_out, field) for left_out in means.values()]
         x = np.arange(len(names)) + width * (place - 0.5 * (len(outcomes) - 1))
-        axes.bar(x, np.multiply(100, values), width, label=str(policy), color=COLOUR[policy])
+        axes.bar(
+            x,
+            np.multiply(100, values),
+            width,
+            label=str(policy),
+            color=COLOUR[policy],
+        )
     axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
     axes.axhline(0.0, color="black", lw=0.5)
     axes.legend(frameon=False)
@@ -168,13 +174,23 @@ def list_management_figures(
     """Return all figures that the plants allow, by name."""
     source = "; ".join(tables.source for tables in plants)
     makers: dict[str, FigureMaker] = {
-        f"figure_{number}_{field}": partial(draw_gains, comparison, field, label, source)
+        f"figure_{number}_{field}": partial(
+            draw_gains,
+            comparison,
+            field,
+            label,
+            source,
+        )
         for number, (field, label) in enumerate(GAINS.items(), start=10)
     }
     if comparison.for_policy(PolicyName.COARSE):
         added = (PolicyName.COARSE, PolicyName.HARMONIA)
         makers["figure_18_contributions"] = partial(
-            draw_gains, comparison, *next(iter(GAINS.items())), source, added
+            draw_gains,
+            comparison,
+            *next(iter(GAINS.items())),
+            source,
+            added,
         )
     for tables in plants:
         first = next(iter(tables.applications))

@@ -500,4 +500,10 @@ def run_at_settings(
     """Look up what an application costs at a given sequence of settings (flat indices)."""
     phase = tables.order(application)[: len(chosen)]
     time_s = tables.time_s[phase, chosen]
-    return PlayedRun(application, chosen, phase, time_s, time_s * tables.power_w[phase, chosen])
+    return PlayedRun(
+        application,
+        chosen,
+        phase,
+        time_s,
+        time_s * tables.power_w[phase, chosen],
+    )

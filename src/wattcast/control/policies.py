@@ -111,7 +111,13 @@ class Harmonia:
         free = self.free or (True,) * len(self.lattice.knobs)
         start = self.first or self.default
         return SearchProblem(
-            self.lattice, self.default, start, self.objective, self.tuning, free, self.limit_w
+            self.lattice,
+            self.default,
+            start,
+            self.objective,
+            self.tuning,
+            free,
+            self.limit_w,
         )
 
     def start(self) -> ControllerState:
@@ -421,7 +427,15 @@ class PrintedHarmonia:
             tops = zip(here, self.lattice.top, strict=True)
             to = tuple(min(level + 1, top) for level, top in tops)
             dithering += 1
-        return PrintedMemory(to, bins, busy, here, flat, dithering, settled)
+        return PrintedMemory(
+            to,
+            bins,
+            busy,
+            here,
+            flat,
+            dithering,
+            settled,
+        )
 
 
 class PolicyName(StrEnum):
@@ -609,7 +623,11 @@ def _run_controller(
         hint = dict.fromkeys(kernels, setup.forecast[application])
         controller = replace(controller, hint=hint)
     played, state = plants.play_application(
-        tables, application, controller, setup.noise, setup.seed
+        tables,
+        application,
+        controller,
+        setup.noise,
+        setup.seed,
     )
 
     # The settings kept at the end: those that a kernel with one phase settled on, else those of the
@@ -617,7 +635,13 @@ def _run_controller(
     chosen = _choose_everywhere(tables, tables.lattice.flat_index(tables.default))
     chosen[played.phase] = played.chosen
     if np.bincount(played.phase).max() < FEWEST_RUNS:
-        state, later = _play_on(tables, application, controller, state, setup)
+        state, later = _play_on(
+            tables,
+            application,
+            controller,
+            state,
+            setup,
+        )
         chosen[later.phase] = later.chosen
     for phase in np.unique(played.phase):
         kernel = tables.kernels[phase]

@@ -131,7 +131,15 @@ def compare_policies(
             for policy in PolicyName:
                 run = runs.get((policy, application))
                 if run is not None and policy in policies:
-                    outcomes.append(_judge_run(tables, run, base, best, setup.objective))
+                    outcomes.append(
+                        _judge_run(
+                            tables,
+                            run,
+                            base,
+                            best,
+                            setup.objective,
+                        )
+                    )
     return PolicyComparison(setup.objective, tuple(outcomes), runs)
 
 
@@ -478,7 +486,15 @@ def read_replay_tables(
 
     plants = []
     for clocks, applications in groups.items():
-        plants.append(_make_replay(path.name, clocks, default, applications, iterations))
+        plants.append(
+            _make_replay(
+                path.name,
+                clocks,
+                default,
+                applications,
+                iterations,
+            )
+        )
     return plants
 
 

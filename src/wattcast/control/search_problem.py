@@ -552,7 +552,13 @@ class SearchView:
         _, time, power = self.seen[self.best]
         keeps_bounds = power <= limits[0] + BOUND_SLACK and time <= limits[1] + BOUND_SLACK
         best = self.best if keeps_bounds else None
-        return problem.capped.choose(self.memory, self.believed, limits, problem.time_weight, best)
+        return problem.capped.choose(
+            self.memory,
+            self.believed,
+            limits,
+            problem.time_weight,
+            best,
+        )
 
     def loss(self) -> float:
         """Return what all runs off the best setting have cost, in runs' worth of the objective."""

@@ -273,7 +273,15 @@ def _measure_knob(
     """Return the mean sensitivity of each phase to a knob, ``(kernel,)``."""
     means = []
     for (kernel, _), mask in masks.items():
-        means.append(_average_sensitivity(columns, knobs, knob, kernel, mask))
+        means.append(
+            _average_sensitivity(
+                columns,
+                knobs,
+                knob,
+                kernel,
+                mask,
+            )
+        )
     return np.array(means)
 
 
@@ -338,8 +346,20 @@ def fit_sensitivity(
         correlation[kind] = 0.0
         if spread > 0:
             correlation[kind] = float(np.corrcoef(predicted, target)[0, 1])
-    model = SensitivityModel(FORMAT, name, source, models["compute"], models["bandwidth"])
-    return FittedSensitivity(model, len(groups), error, left_out_error, correlation)
+    model = SensitivityModel(
+        FORMAT,
+        name,
+        source,
+        models["compute"],
+        models["bandwidth"],
+    )
+    return FittedSensitivity(
+        model,
+        len(groups),
+        error,
+        left_out_error,
+        correlation,
+    )
 
 
 def _leave_groups_out(

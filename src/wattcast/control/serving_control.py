@@ -233,7 +233,13 @@ def forecast_steps(
     for costs in by_level:
         most_tokens = len(costs.prompt) - 1 - many
         chunk = min(max(round(prompt), 1), most_tokens)
-        mixed = costs.mixed_cost(many + chunk, many, context, [(chunk, 0)], many + 1)
+        mixed = costs.mixed_cost(
+            many + chunk,
+            many,
+            context,
+            [(chunk, 0)],
+            many + 1,
+        )
         few_s = _govern_step_s(costs, costs.decode_cost(few, few, context))
         many_s = _govern_step_s(costs, costs.decode_cost(many, many, context))
         prompt_s = (_govern_step_s(costs, mixed) - many_s) * prompt / chunk
@@ -327,7 +333,13 @@ class LatencyKeeper:
         fits[: self._find_cheapest(now_s, long.load)] = False
         level = _lowest_level(fits)
         why = f"{load:.3g} requests/s take {load * steps.request_s[level]:.0%} of its time"
-        urgent = self._find_urgent(steps, load, output, reading, latest.begin)
+        urgent = self._find_urgent(
+            steps,
+            load,
+            output,
+            reading,
+            latest.begin,
+        )
         if urgent > level:
             level = urgent
             why = f"{reading.running + reading.waiting:.0f} requests are in the engine"

@@ -46,7 +46,13 @@ class _LevelShares:
     def begin(cls, shares: Array) -> _LevelShares:
         """Begin with shares that are safe at any level."""
         zeros = np.zeros(len(shares))
-        return cls(shares.copy(), zeros + SLACK.lowest, zeros, zeros.copy(), zeros.copy())
+        return cls(
+            shares.copy(),
+            zeros + SLACK.lowest,
+            zeros,
+            zeros.copy(),
+            zeros.copy(),
+        )
 
     def watch(
         self,

@@ -276,7 +276,13 @@ def rehearse_traffic(
     The oracle's saving is the largest of those that keep at least the minutes asked of the policy:
     its schedules, the best fixed clock, and the policy's own schedule if that keeps them."""
     highest = len(plant_costs) - 1
-    serve = partial(serve_traffic, plant_costs, trace, limits, begin_s=begin_s)
+    serve = partial(
+        serve_traffic,
+        plant_costs,
+        trace,
+        limits,
+        begin_s=begin_s,
+    )
     top = serve(highest)
     keeper = make_queue_keeper(by_level, limits)
     ours = serve(follow_keeper(keeper))

@@ -191,7 +191,12 @@ def make_advice(objective: Objective, gpu: Gpu | None) -> Callable[[Any, Lattice
             return None
         levels = np.asarray(lattice.knobs[core].levels)
         advice = advise_clock(
-            reading.power_w, reading.core_hz, reading.memory_busy, levels, objective, gpu
+            reading.power_w,
+            reading.core_hz,
+            reading.memory_busy,
+            levels,
+            objective,
+            gpu,
         )
         if advice is None or advice["core_hz"] >= reading.core_hz:
             return None
@@ -227,7 +232,12 @@ def watch_card(
     mean = _average_readings(first, readings)
     levels = np.asarray(lattice.knobs[0].levels)
     advice = advise_clock(
-        mean["power_w"], mean["core_hz"], mean["memory_busy"], levels, objective, chip
+        mean["power_w"],
+        mean["core_hz"],
+        mean["memory_busy"],
+        levels,
+        objective,
+        chip,
     )
     reason = None
     if advice is None:

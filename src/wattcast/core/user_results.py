@@ -119,7 +119,12 @@ def find_notebook_progress() -> Callable[[str], None] | None:
     shell = None if ipython is None else ipython.get_ipython()
     if not hasattr(shell, "kernel"):
         return None
-    return lambda line: print(f"\r{line:<{_PROGRESS_WIDTH}}", end="", file=sys.stderr, flush=True)
+    return lambda line: print(
+        f"\r{line:<{_PROGRESS_WIDTH}}",
+        end="",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def flatten_row(plain: Row, prefix: str = "") -> dict[str, Any]:

@@ -79,7 +79,13 @@ def lower_for_designs(
 
     ``programs``: kernels may run other programs than the base's; ``capacities``: that of L2 varies.
     """
-    design = lower_programs(graph, gpu, bundle, programs=programs, capacities=capacities)
+    design = lower_programs(
+        graph,
+        gpu,
+        bundle,
+        programs=programs,
+        capacities=capacities,
+    )
     return _with_handicaps(design, find_scale(design.kernels, bundle.corrections, bundle.learned))
 
 
@@ -157,7 +163,13 @@ def analyse_design(
     cold_s = None
     if design.cold_s is not None:
         cold_s = _interpolate(design, design.cold_s, axes)
-    return place_in_model(design.graph, timeline, chip, bundle, cold_s)
+    return place_in_model(
+        design.graph,
+        timeline,
+        chip,
+        bundle,
+        cold_s,
+    )
 
 
 def _interpolate(
@@ -201,7 +213,13 @@ def _lay_out_programs(
     bounds = _find_bounds(design, replace(programs, work=swept_work), chip, axes)
     l2_rate = design.bundle.reference.l2_byte_per_cycle
     timeline = lay_out_timeline(
-        programs, chip, program_scale, design.bundle.launch, l2_rate, bounds, swept_work
+        programs,
+        chip,
+        program_scale,
+        design.bundle.launch,
+        l2_rate,
+        bounds,
+        swept_work,
     )
     factor = design.handicap
     if design.padding is not None:

@@ -167,7 +167,13 @@ def design_energies(gpu: Gpu, columns: Columns) -> DesignEnergies:
     chip_share = DESIGNS.static_chip_share
     static = (1.0 - memory_share - chip_share) + memory_share * memory + chip_share * area * volts
     link_j = FORECAST.link_energy_j_per_byte if "dies" in columns else None
-    return DesignEnergies(core, other_energies, as_sweep(static), as_sweep(area * volts**2), link_j)
+    return DesignEnergies(
+        core,
+        other_energies,
+        as_sweep(static),
+        as_sweep(area * volts**2),
+        link_j,
+    )
 
 
 def memory_kinds() -> tuple[str, ...]:

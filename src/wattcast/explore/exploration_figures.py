@@ -136,7 +136,13 @@ def draw_exploration(
     if missing:
         note += f"; {missing} cannot be run and are not shown"
     energy = f"Energy per {name_unit(result)} (J)"
-    return draw_pareto(points, "Latency (ms)", energy, result.title, note)
+    return draw_pareto(
+        points,
+        "Latency (ms)",
+        energy,
+        result.title,
+        note,
+    )
 
 
 def _draw_over_clocks(result: Exploration) -> Figure:

@@ -108,7 +108,14 @@ def explore_designs(
     output = chosen[DesignOutput]
     study = _build_study(workload, gpu, vary, chosen)
     out = None if output.out is None else Path(output.out)
-    return run_sweep(study, out, tuple(output.front), runner, progress, output.yes)
+    return run_sweep(
+        study,
+        out,
+        tuple(output.front),
+        runner,
+        progress,
+        output.yes,
+    )
 
 
 def build_study(
@@ -145,7 +152,14 @@ def _build_study(
     graph = load_workload.load_workload(workload, chosen[ModelOptions])
     bundle = find_bundle(settings.bundle, chip)
     constraints = parse_constraints(points.where, chip, space.columns)
-    study = Study(graph, chip, bundle, space, at, constraints)
+    study = Study(
+        graph,
+        chip,
+        bundle,
+        space,
+        at,
+        constraints,
+    )
     return study if points.hold is None else _hold_budget(study, points.hold)
 
 
@@ -295,7 +309,14 @@ def explore(
     grid = _parse_grid(vary, _write_settings(settings), chips)
     if load_workload.find_model(workload) is None and grid.options:
         raise bad_value("workload", "a model, whose options can vary", "a list of operators")
-    tried = _predict_grid(workload, model_words, chips, grid, prices, settings.bundle)
+    tried = _predict_grid(
+        workload,
+        model_words,
+        chips,
+        grid,
+        prices,
+        settings.bundle,
+    )
     points = _compare_points(tried)
     if grid.axes == ("gpu",):
         points.sort(key=_rank_gpu)
@@ -303,7 +324,15 @@ def explore(
     best, bolder = _choose_best(within)
     where = f"{len(chips)} GPUs" if len(chips) > 1 else chips[0].name
     name = workload.name if isinstance(workload, (Graph, Path)) else str(workload)[:80]
-    return Exploration(f"{name} on {where}", grid.axes, tuple(points), best, bound, prices, bolder)
+    return Exploration(
+        f"{name} on {where}",
+        grid.axes,
+        tuple(points),
+        best,
+        bound,
+        prices,
+        bolder,
+    )
 
 
 def _find_gpus(gpu: str | Path | Gpu | Sequence[str | Path | Gpu]) -> list[Gpu]:
@@ -388,7 +417,14 @@ def _predict_grid(
             continue
         for chip in chips:
             label = grid.label(chip, names)
-            by_chip[chip.name] += _try_settings(graph, label, chip, grid, prices, bundle)
+            by_chip[chip.name] += _try_settings(
+                graph,
+                label,
+                chip,
+                grid,
+                prices,
+                bundle,
+            )
     return list(itertools.chain(*by_chip.values()))
 
 
@@ -468,7 +504,15 @@ def _try_settings(
         results = _describe_point(graph, gpu, row, prices)
         results["coefficients"] = str(fitted.status)
         varied = {column: row[column] for column in grid.axes if column in _SETTING_AXES}
-        risk = cache(partial(describe_point_risk, graph, gpu, _read_settings(row), fitted))
+        risk = cache(
+            partial(
+                describe_point_risk,
+                graph,
+                gpu,
+                _read_settings(row),
+                fitted,
+            )
+        )
         points.append(
             Alternative(
                 {**names, **varied},

@@ -212,7 +212,15 @@ def _read_demand(
     if item.latency is not None:
         latency_s = units.parse_amount(item.latency, "s", f"{where}.latency")
     served = _read_served(item, where, headroom)
-    return WorkloadDemand(name, item.workload, per_s, item.options, latency_s, served, item.tp)
+    return WorkloadDemand(
+        name,
+        item.workload,
+        per_s,
+        item.options,
+        latency_s,
+        served,
+        item.tp,
+    )
 
 
 def _read_served(

@@ -272,7 +272,13 @@ def _evaluate_asked_clock(study: Study, columns: Columns) -> Columns:
     The last column tells which points the governor still has to slow down.
     """
     chip, at, bundle = configure_points(study, columns)
-    timeline = analyse_points(study, columns, chip, at, bundle)
+    timeline = analyse_points(
+        study,
+        columns,
+        chip,
+        at,
+        bundle,
+    )
     clocked_run = run_at_asked_clock(timeline, chip, at, bundle)
     governed = clocked_run.hold_stretches()
     unsettled = clocked_run.is_over
@@ -451,7 +457,13 @@ def find_unused_fields(study: Study) -> list[str]:
 def _evaluate_governed(study: Study, columns: Columns) -> Columns:
     """Evaluate points where the governor lowers the clock; return the columns that change."""
     chip, at, bundle = configure_points(study, columns)
-    timeline = analyse_points(study, columns, chip, at, bundle)
+    timeline = analyse_points(
+        study,
+        columns,
+        chip,
+        at,
+        bundle,
+    )
     return _governed_columns(study, run_governed(timeline, chip, at, bundle))
 
 

@@ -318,19 +318,37 @@ def run_sweep(
     compression = None
     if out is not None:
         manifest = StoreManifest(
-            _FORMAT, __version__, study.digest(), _describe_study(study), size, part_points
+            _FORMAT,
+            __version__,
+            study.digest(),
+            _describe_study(study),
+            size,
+            part_points,
         )
         store = open_store(out, manifest)
         # parts are small where they stay, and fast where they are read once and go
         compression = "zstd" if store.target is None else "lz4"
     work = SweepWork(study, tuple(objectives), compression, part_points)
     finished = sorted(store.finished()) if store else []
-    summary = _compute_parts(work, store, finished, runner or run_here, progress)
+    summary = _compute_parts(
+        work,
+        store,
+        finished,
+        runner or run_here,
+        progress,
+    )
     if summary.kept == 0:
         raise _no_point_error(study)
     if store:
         store.join(work.part_count)
-    return SweepResult(study, size, work.objectives, summary, notes, len(finished))
+    return SweepResult(
+        study,
+        size,
+        work.objectives,
+        summary,
+        notes,
+        len(finished),
+    )
 
 
 def _check_objectives(study: Study, objectives: Sequence[str]) -> None:
@@ -391,7 +409,13 @@ def process_runner(count: int) -> Runner:
         quiet = signal.signal, (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
         with ProcessPoolExecutor(helpers, multiprocessing.get_context("spawn"), *quiet) as pool:
             try:
-                yield from _run_on_pool(pool, work, waiting, helpers + 1, here=True)
+                yield from _run_on_pool(
+                    pool,
+                    work,
+                    waiting,
+                    helpers + 1,
+                    here=True,
+                )
             except BrokenProcessPool:
                 raise WattcastError(f"a worker process died. {_RUN_AGAIN}") from None
             finally:

@@ -238,7 +238,15 @@ class _Reader:
         memory_hz = []
         for i, leaf in enumerate(file.clocks.memory):
             key = f"clocks.memory[{i}]"
-            memory_hz.append(self.number(leaf, key, "Hz", f"clocks.memory_hz[{i}]", needed=True))
+            memory_hz.append(
+                self.number(
+                    leaf,
+                    key,
+                    "Hz",
+                    f"clocks.memory_hz[{i}]",
+                    needed=True,
+                )
+            )
         return Gpu(
             name=name,
             title=file.title,
@@ -283,7 +291,11 @@ class _Reader:
             unit = "op/cycle" if name.startswith("int") else "flop/cycle"
             field = f"{key}_flop_per_cycle.{name}"
             rates[Dtype.parse(name)] = self.number(
-                leaf, f"{key}_per_cycle_sm.{name}", unit, field, needed=True
+                leaf,
+                f"{key}_per_cycle_sm.{name}",
+                unit,
+                field,
+                needed=True,
             )
         if key == "pipes.cuda" and Dtype.FP32 not in rates:
             expected = "the rate of fp32, to which all others are compared"

@@ -300,7 +300,14 @@ class KernelChooser:
         """Return candidates ``(row, pick)`` with how likely each is."""
         columns = self._table.take(best, axis=1)
         kind = self._kind_index.take(best)
-        return KernelPicks(kind, columns[0], columns[1], columns[2], share, columns[3:])
+        return KernelPicks(
+            kind,
+            columns[0],
+            columns[1],
+            columns[2],
+            share,
+            columns[3:],
+        )
 
     @cached_property
     def _kind_index(self) -> npt.NDArray[np.int64]:
@@ -405,7 +412,17 @@ def _pick_in_blocks(
     rounding, which goes with the size of a block, would show.
     """
     most = _CACHED_PRODUCTS if chooser.alike else _MOST_PRODUCTS
-    return map_blocks(partial(_pick_fitted, rows, chooser, columns, sm_count), len(rows), most)
+    return map_blocks(
+        partial(
+            _pick_fitted,
+            rows,
+            chooser,
+            columns,
+            sm_count,
+        ),
+        len(rows),
+        most,
+    )
 
 
 def _pick_fitted(

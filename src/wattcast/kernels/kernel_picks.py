@@ -76,7 +76,14 @@ def picks_of_labels(
     kind = table[0].astype(np.int64)
     _, tile_n, tile_m, split = table
     constants = tile_constants(kind, tile_n, tile_m)
-    return KernelPicks(kind, tile_n, tile_m, split, np.ones_like(split), constants)
+    return KernelPicks(
+        kind,
+        tile_n,
+        tile_m,
+        split,
+        np.ones_like(split),
+        constants,
+    )
 
 
 def join_picks(parts: Sequence[tuple[RowIndex, KernelPicks]], count: int) -> KernelPicks:
@@ -95,7 +102,14 @@ def join_picks(parts: Sequence[tuple[RowIndex, KernelPicks]], count: int) -> Ker
         columns = [picks.tile_n, picks.tile_m, picks.split, picks.share, *picks.constants]
         table[:, rows, filled] = np.array([values[:, filled] for values in columns])
     tile_n, tile_m, split, share = table[:4]
-    return KernelPicks(kind, tile_n, tile_m, split, share, table[4:])
+    return KernelPicks(
+        kind,
+        tile_n,
+        tile_m,
+        split,
+        share,
+        table[4:],
+    )
 
 
 _Form = TypeVar("_Form", bound=Hashable)

@@ -85,7 +85,13 @@ def lower_graph(
     ops, segments = _distinct_operators(graph)
     ops = _round_where_possible(ops, gpu)
     conditions = (_CONDITIONS[graph.operands],) * len(ops)
-    return build_kernels(ops, conditions, gpu, reference, segments)
+    return build_kernels(
+        ops,
+        conditions,
+        gpu,
+        reference,
+        segments,
+    )
 
 
 def lower_graphs(
@@ -109,7 +115,13 @@ def lower_graphs(
     conditions: tuple[RunCondition, ...] = ()
     if row_of:
         all_ops, conditions = zip(*row_of, strict=True)
-    return build_kernels(all_ops, conditions, gpu, reference, ()), graph_rows
+    return build_kernels(
+        all_ops,
+        conditions,
+        gpu,
+        reference,
+        (),
+    ), graph_rows
 
 
 _CONDITIONS = {
@@ -140,7 +152,15 @@ def _distinct_operators(graph: Graph) -> tuple[Sequence[Operator], tuple[IssueSe
     for block in graph.blocks:
         rows = np.array([row_of.setdefault(op, len(row_of)) for op in block.ops], np.int64)
         counts = np.array([op.count for op in block.ops], np.float64)
-        segments.append(IssueSegment(rows, counts, block.repeat, block.label, block.step))
+        segments.append(
+            IssueSegment(
+                rows,
+                counts,
+                block.repeat,
+                block.label,
+                block.step,
+            )
+        )
     return tuple(row_of), tuple(segments)
 
 
@@ -157,7 +177,15 @@ def _distinct_columns(graph: Graph) -> tuple[Sequence[Operator], tuple[IssueSegm
     counts_of_block = np.split(columns.sizes[0], ends)
     segments = []
     for block, rows, counts in zip(graph.blocks, rows_of_block, counts_of_block, strict=True):
-        segments.append(IssueSegment(rows, counts, block.repeat, block.label, block.step))
+        segments.append(
+            IssueSegment(
+                rows,
+                counts,
+                block.repeat,
+                block.label,
+                block.step,
+            )
+        )
     return ops, tuple(segments)
 
 

@@ -30,7 +30,15 @@ def compile_cubin(
     """Compile CUDA C ``source`` to machine code; no GPU is needed."""
     nvrtc = import_bindings("nvrtc")
     try:
-        program = _check(nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], []))
+        program = _check(
+            nvrtc.nvrtcCreateProgram(
+                source.encode(),
+                name.encode(),
+                0,
+                [],
+                [],
+            )
+        )
     except RuntimeError as error:  # the bindings look for the library at the first call
         raise MissingTool(
             f"NVRTC cannot be loaded (pip install 'wattcast[lab]'): {str(error)[:200]}"
@@ -144,7 +152,15 @@ class CudaDevice:
             raise MissingTool(
                 f"microbenchmarks need an NVIDIA GPU; CUDA answers {_name(driver, status)}."
             )
-        device = cls(driver, "", (0, 0), 0, 0, 0, 0)
+        device = cls(
+            driver,
+            "",
+            (0, 0),
+            0,
+            0,
+            0,
+            0,
+        )
         handle = device.call("cuDeviceGet", index)
         context = device.call("cuDevicePrimaryCtxRetain", handle)
         device.call("cuCtxSetCurrent", context)
@@ -231,7 +247,13 @@ class CudaDevice:
         size: int,
     ) -> None:
         """Set memory to zero, on the stream."""
-        self.call("cuMemsetD32Async", address, 0, size // 4, self.stream)
+        self.call(
+            "cuMemsetD32Async",
+            address,
+            0,
+            size // 4,
+            self.stream,
+        )
 
     def copy(
         self,
@@ -240,7 +262,13 @@ class CudaDevice:
         size: int,
     ) -> None:
         """Copy from device to device, by the driver, on the stream."""
-        self.call("cuMemcpyDtoDAsync", to, source, size, self.stream)
+        self.call(
+            "cuMemcpyDtoDAsync",
+            to,
+            source,
+            size,
+            self.stream,
+        )
 
     def load(
         self,
@@ -286,7 +314,14 @@ class CudaDevice:
     ) -> None:
         """Put one launch on the stream."""
         shape = (blocks, 1, 1, threads, 1, 1, kernel.shared_byte)
-        self.call("cuLaunchKernel", kernel.function, *shape, self.stream, (values, types), 0)
+        self.call(
+            "cuLaunchKernel",
+            kernel.function,
+            *shape,
+            self.stream,
+            (values, types),
+            0,
+        )
 
     def mark(self) -> DeviceEvent:
         """Record an event now and return it; events are used again after ``recycle``."""
@@ -389,7 +424,15 @@ class ClockSpinner:
         shape = (1, 1, 1, 32, 1, 1, 0)
         stream = self.stream.cuda_stream
         launch = self.driver.cuLaunchKernel
-        _check(launch(self.function, *shape, stream, (values, types), 0))
+        _check(
+            launch(
+                self.function,
+                *shape,
+                stream,
+                (values, types),
+                0,
+            )
+        )
 
     def clock_hz(self) -> float:
         """Wait for the spin to end: cycles over seconds."""

@@ -104,11 +104,21 @@ class OpenWindow(UserResult):
         limit_w: float | None,
     ) -> None:
         """Summarise this window, and again those inside it, with the samples since they ended."""
-        self._result = summarise_window(self.name, samples, self.started_s, end_s, limit_w=limit_w)
+        self._result = summarise_window(
+            self.name,
+            samples,
+            self.started_s,
+            end_s,
+            limit_w=limit_w,
+        )
         for window in self.inner:
             window_end_s = window.started_s + window.result.duration_s
             window._result = summarise_window(
-                window.name, samples, window.started_s, window_end_s, limit_w=limit_w
+                window.name,
+                samples,
+                window.started_s,
+                window_end_s,
+                limit_w=limit_w,
             )
 
 
@@ -251,13 +261,27 @@ def run_command(
             is_lost = sampler.lost
 
     label = command[0].rsplit("/", 1)[-1]
-    result = summarise_window(label, samples, started_s, ended_s, overhead, identity.power_limit_w)
+    result = summarise_window(
+        label,
+        samples,
+        started_s,
+        ended_s,
+        overhead,
+        identity.power_limit_w,
+    )
     if identity.flag:
         result = replace(result, flags=(*result.flags, identity.flag))
     if is_lost:
         result = _mark_lost(result)
     exit_code = code if code >= 0 else 128 - code  # a signal's number, as a shell gives it
-    return MeasuredRun(tuple(command), exit_code, result, identity, samples, started_s)
+    return MeasuredRun(
+        tuple(command),
+        exit_code,
+        result,
+        identity,
+        samples,
+        started_s,
+    )
 
 
 def _wait_for_command(
@@ -351,7 +375,13 @@ def measure_idle(
         samples = sampler.since(0)
         identity = sampler.identity
         limit_w = identity.power_limit_w
-        result = summarise_window("idle", samples, began_s, ended_s, limit_w=limit_w)
+        result = summarise_window(
+            "idle",
+            samples,
+            began_s,
+            ended_s,
+            limit_w=limit_w,
+        )
     if result.unmeasured_s or result.doubts:
         raise Refused(f"idle: {', '.join(result.flags)}.")
     power_w = result.power_w

@@ -314,7 +314,12 @@ def main(order: dict[str, Any]) -> int:
     print(json.dumps(asdict(identity)), flush=True)
     try:
         poll_source(
-            source, ring, order["period_s"], parent, order["relaxed"], identity.power_limit_w
+            source,
+            ring,
+            order["period_s"],
+            parent,
+            order["relaxed"],
+            identity.power_limit_w,
         )
     finally:
         source.close()

@@ -237,14 +237,26 @@ def _make_stamped_rails(
     if not _has_stamps(log.rows):
         raise BadInput(f"{name}: its lines have no time. {WHAT_TO_DO}")
     stamps = _list_stamps(log.rows)
-    times = read_stamps(stamps, name, log.heading, time_format, log.tool_format)
+    times = read_stamps(
+        stamps,
+        name,
+        log.heading,
+        time_format,
+        log.tool_format,
+    )
     rails = {}
     for rail in _list_rails(log.rows):
         places = [place for place, row in enumerate(log.rows) if rail in row.watts]
         rows = [log.rows[place] for place in places]
         lines = tuple(row.line for row in rows)
         time_s, flags = _check_times(times, places, lines, name)
-        rails[rail] = _make_rail(rail, rows, time_s, flags, log.form)
+        rails[rail] = _make_rail(
+            rail,
+            rows,
+            time_s,
+            flags,
+            log.form,
+        )
     return rails
 
 
@@ -262,7 +274,13 @@ def _make_even_rails(
         if has_stamps:
             flags = _compare_interval(rows, interval_s, log.heading, time_format)
         time_s = interval_s * np.array([row.turn for row in rows], dtype=np.float64)
-        rails[rail] = _make_rail(rail, rows, time_s, flags, log.form)
+        rails[rail] = _make_rail(
+            rail,
+            rows,
+            time_s,
+            flags,
+            log.form,
+        )
     return rails
 
 
@@ -292,7 +310,13 @@ def _make_rail(
     watts = np.array([row.watts[rail] for row in rows])
     lines = tuple(row.line for row in rows)
     most_w = LOGS.most_gpu_w if form in GPU_FORMS else LOGS.most_rail_w
-    return RailReadings(time_s, watts, lines, flags, most_w)
+    return RailReadings(
+        time_s,
+        watts,
+        lines,
+        flags,
+        most_w,
+    )
 
 
 def _compare_interval(

@@ -95,7 +95,13 @@ def _draw_measured(
         color=_READINGS_COLOUR,
         label=label,
     )
-    clock.plot(time_s, samples["sm_clock_hz"] / 1e6, ".", ms=3, color=_MEASURED_COLOUR)
+    clock.plot(
+        time_s,
+        samples["sm_clock_hz"] / 1e6,
+        ".",
+        ms=3,
+        color=_MEASURED_COLOUR,
+    )
 
 
 def _draw_predicted(

@@ -111,7 +111,14 @@ def compare_with_prediction(
         clock = measurement.sm_clock_hz / figures.clock_hz
     term = _choose_term(latency, power, clock, figures.host_share)
     sentence = _describe_ratios(latency, power, clock, figures.host_share)
-    return RunVerdict(latency, power, latency * power, clock, term, f"{sentence} {_ADVICE[term]}")
+    return RunVerdict(
+        latency,
+        power,
+        latency * power,
+        clock,
+        term,
+        f"{sentence} {_ADVICE[term]}",
+    )
 
 
 def _read_figures(predicted: Mapping[str, Any], where: str) -> _PredictedFigures:

@@ -39,7 +39,13 @@ class SampleRing:
         self.path = path
         self.capacity = capacity
         header = np.memmap(path, np.int64, "r+", shape=(HEADER,))
-        rows = np.memmap(path, np.float64, "r+", HEADER * _WORD_BYTE, (capacity, len(COLUMNS)))
+        rows = np.memmap(
+            path,
+            np.float64,
+            "r+",
+            HEADER * _WORD_BYTE,
+            (capacity, len(COLUMNS)),
+        )
         self.header = np.asarray(header)
         self._rows = np.asarray(rows)
 

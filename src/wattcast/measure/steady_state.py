@@ -315,7 +315,14 @@ def hold_load(
         window = replace(window, flags=(*window.flags, "unsettled"))
     chunk_s = window.whole(queue.edges_s())
     marks = tuple(queue.marks)
-    return HeldLoad(window, chunk_s, len(marks) - 1, clock_hz, started_s, marks)
+    return HeldLoad(
+        window,
+        chunk_s,
+        len(marks) - 1,
+        clock_hz,
+        started_s,
+        marks,
+    )
 
 
 def _spin_under_load(spinner: ClockSpinner, queue_chunk: Callable[[], None]) -> float:

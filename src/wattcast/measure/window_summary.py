@@ -224,7 +224,13 @@ def summarise_window(
         doubts.append("late_polls")
 
     # Power readings confirm the counter, replace it, or contradict it.
-    check = check_sources(samples, window.ticks, (start_s, end_s), energy_j, limit_w)
+    check = check_sources(
+        samples,
+        window.ticks,
+        (start_s, end_s),
+        energy_j,
+        limit_w,
+    )
     if energy_j is not None and check.believed is BelievedSource.READINGS:
         energy_j = energy_j if check.readings_j is None else check.readings_j
     power_w = None if energy_j is None else energy_j / window.duration_s

@@ -350,10 +350,23 @@ SIMULATE = VerbOptions(
     RequestShape,
     Conversations,
     LatencyTargets,
-    part_of(ModelOptions, *SERVED_MODEL, "tp", "pp", "dp", "ep"),
+    part_of(
+        ModelOptions,
+        *SERVED_MODEL,
+        "tp",
+        "pp",
+        "dp",
+        "ep",
+    ),
     Deployment,
     EngineOptions,
-    part_of(SettingOptions, *CARD_SETTINGS, "engine", "node", "force"),
+    part_of(
+        SettingOptions,
+        *CARD_SETTINGS,
+        "engine",
+        "node",
+        "force",
+    ),
     PriceOptions,
 )
 PLAN = VerbOptions(

@@ -340,6 +340,12 @@ TRAIN = VerbOptions(
     TrainingRecipe,
     GpuSharing,
     JobLosses,
-    part_of(SettingOptions, *CARD_SETTINGS, "bundle", "node", "force"),
+    part_of(
+        SettingOptions,
+        *CARD_SETTINGS,
+        "bundle",
+        "node",
+        "force",
+    ),
     PriceOptions,
 )

@@ -32,18 +32,77 @@ class WeightRecipe:
 _INT4_BIT = 4.0 + 16.0 / 128.0
 _AWQ_BIT = 4.0 + (16.0 + 4.0) / 128.0
 RECIPES = {
-    "fp8": WeightRecipe("fp8", 8.0, "cutlass", Dtype.FP8, "token", "tensor"),
+    "fp8": WeightRecipe(
+        "fp8",
+        8.0,
+        "cutlass",
+        Dtype.FP8,
+        "token",
+        "tensor",
+    ),
     "fp8-block": WeightRecipe(
-        "fp8", 8.0 + 32.0 / 128.0**2, "deepgemm", Dtype.FP8, "block", "block"
+        "fp8",
+        8.0 + 32.0 / 128.0**2,
+        "deepgemm",
+        Dtype.FP8,
+        "block",
+        "block",
     ),
-    "w8a8": WeightRecipe("int8", 8.0, "cutlass", Dtype.INT8, "token", "tensor"),
-    "awq": WeightRecipe("int4", _AWQ_BIT, "machete", None, "", "group", 128, True),
-    "gptq": WeightRecipe("int4", _INT4_BIT, "machete", None, "", "group", 128),
-    "gptq-8bit": WeightRecipe("fp8", 8.0 + 16.0 / 128.0, "marlin", None, "", "group", 128),
+    "w8a8": WeightRecipe(
+        "int8",
+        8.0,
+        "cutlass",
+        Dtype.INT8,
+        "token",
+        "tensor",
+    ),
+    "awq": WeightRecipe(
+        "int4",
+        _AWQ_BIT,
+        "machete",
+        None,
+        "",
+        "group",
+        128,
+        True,
+    ),
+    "gptq": WeightRecipe(
+        "int4",
+        _INT4_BIT,
+        "machete",
+        None,
+        "",
+        "group",
+        128,
+    ),
+    "gptq-8bit": WeightRecipe(
+        "fp8",
+        8.0 + 16.0 / 128.0,
+        "marlin",
+        None,
+        "",
+        "group",
+        128,
+    ),
     "mxfp4": WeightRecipe(
-        "fp4", 4.0 + 8.0 / 32.0, "marlin", None, "", "mx", 32, experts_alone=True
+        "fp4",
+        4.0 + 8.0 / 32.0,
+        "marlin",
+        None,
+        "",
+        "mx",
+        32,
+        experts_alone=True,
     ),
-    "nvfp4": WeightRecipe("fp4", 4.0 + 8.0 / 16.0, "cutlass", Dtype.FP4, "block", "nv", 16),
+    "nvfp4": WeightRecipe(
+        "fp4",
+        4.0 + 8.0 / 16.0,
+        "cutlass",
+        Dtype.FP4,
+        "block",
+        "nv",
+        16,
+    ),
 }
 UNQUANTIZED = "none"  # for a model whose published weights are narrow
 WEIGHT_ONLY = {  # --weights

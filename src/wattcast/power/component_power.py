@@ -324,7 +324,13 @@ class ComponentPower(PowerModel):
         )
         parts_w = np.empty((len(self.parts), *shape))
         for row, part in enumerate(self.part_list):
-            self._part(part, activity, clock, voltage, parts_w[row])
+            self._part(
+                part,
+                activity,
+                clock,
+                voltage,
+                parts_w[row],
+            )
         if self.leakage is not None:
             idle = activity.event_values("idle_sm") if activity.has("idle_sm") else np.zeros(shape)
             parts_w[-1] = self.leakage.at(idle, voltage)

@@ -195,7 +195,13 @@ class PowerModel(ABC):
         at = OperatingPoint(as_sweep(hertz), None, as_sweep(degrees), as_sweep(hertz))
         no_counts = np.zeros((*hertz.shape, 1, len(names)))
         one_second = np.ones((*hertz.shape, 1))
-        activity = Activity(one_second, no_counts, names, at, ActivitySource.PREDICTED)
+        activity = Activity(
+            one_second,
+            no_counts,
+            names,
+            at,
+            ActivitySource.PREDICTED,
+        )
         return self.power(activity).total_w[..., 0]
 
     def relative_voltage(self, clock_hz: Sweepable) -> Array | None:

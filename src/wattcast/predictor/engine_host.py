@@ -101,7 +101,14 @@ class HostTimes(HostCoefficients):
         layers take now.
         """
         loose_s = self.launch_loose_layer_s * counts.loose_layers
-        return self._launch_s(counts, tokens, decodes, layer_s, loose_s, factor)
+        return self._launch_s(
+            counts,
+            tokens,
+            decodes,
+            layer_s,
+            loose_s,
+            factor,
+        )
 
     def repeated_step_s(
         self,
@@ -114,7 +121,13 @@ class HostTimes(HostCoefficients):
         """Return the time for a step like the one before, which counts where the GPU takes less."""
         layer_s = self.launch_same_layer_s if prompts else 0.0
         loose_s = self.launch_same_loose_layer_s * counts.same_loose_layers
-        launch_s = self._launch_s(counts, tokens, decodes, layer_s, loose_s)
+        launch_s = self._launch_s(
+            counts,
+            tokens,
+            decodes,
+            layer_s,
+            loose_s,
+        )
         sequences = decodes + prompts
         schedule_s = self.schedule_s + self.schedule_per_sequence_s * sequences
         output_s = self.output_s + self.output_per_sequence_s * sequences
@@ -208,7 +221,11 @@ class EngineHost:
         """Return what the host takes for one step of a run of equal steps."""
         times, counts = self._times_of(step)
         return self.factor * times.repeated_step_s(
-            counts, step.tokens, step.decodes, step.prompts, step.admitted
+            counts,
+            step.tokens,
+            step.decodes,
+            step.prompts,
+            step.admitted,
         )
 
 

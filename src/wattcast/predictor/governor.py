@@ -129,7 +129,14 @@ def run_at_asked_clock(
     """Run the workload at the clock asked for, before the governor lowers it."""
     runner = TimelineRunner(timeline, at, bundle)
     bounds = _find_bounds(gpu, at, bundle)
-    return AskedRun(timeline, at, bundle, runner, bounds, runner.run_at(bounds.asked_hz))
+    return AskedRun(
+        timeline,
+        at,
+        bundle,
+        runner,
+        bounds,
+        runner.run_at(bounds.asked_hz),
+    )
 
 
 @dataclass(frozen=True)
@@ -162,7 +169,13 @@ class AskedRun:
         is_burst = duration_s is not None and duration_s <= REACTION_S
         if is_burst or not np.any(self.run.latency_s > REACTION_S):
             return None
-        return _govern_stretches(self.timeline, self.at, self.bundle, self.bounds, self.run)
+        return _govern_stretches(
+            self.timeline,
+            self.at,
+            self.bundle,
+            self.bounds,
+            self.run,
+        )
 
     def hold_whole(self) -> GovernedRun:
         """Hold the mean power of the run as a whole under the limit."""
@@ -237,7 +250,13 @@ def _hold_limit(
 
     low_hz = np.array(np.broadcast_to(bounds.least_hz, (*shape, 1))[..., 0])
     high_hz = np.array(np.broadcast_to(bounds.asked_hz, (*shape, 1))[..., 0])
-    run, met = _search_clock(runner, low_hz, high_hz, excess_w, bounds.limit_w)
+    run, met = _search_clock(
+        runner,
+        low_hz,
+        high_hz,
+        excess_w,
+        bounds.limit_w,
+    )
     if at.duration_s is not None:
         # until the governor reacts, the run has the clock asked for
         before = min(REACTION_S / at.duration_s, 1.0)
@@ -321,7 +340,13 @@ def _govern_division(
     for stretch in division.stretches:
         runner = TimelineRunner(stretch.timeline, at, bundle, ahead_s)
         run_as_asked = runner.run_at(bounds.asked_hz)
-        settled = _hold_limit(runner, at, bounds, run_as_asked, division.points)
+        settled = _hold_limit(
+            runner,
+            at,
+            bounds,
+            run_as_asked,
+            division.points,
+        )
         governed.append(
             GovernedStretch(
                 stretch=stretch,

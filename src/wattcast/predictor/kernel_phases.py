@@ -114,7 +114,13 @@ def build_timeline(
     that has none.
     """
     scale = find_scale(kernels, corrections, residuals)
-    return lay_out_timeline(kernels, gpu, scale, launch, l2_byte_per_cycle)
+    return lay_out_timeline(
+        kernels,
+        gpu,
+        scale,
+        launch,
+        l2_byte_per_cycle,
+    )
 
 
 @dataclass(frozen=True)
@@ -162,7 +168,13 @@ def lay_out_timeline(
         *_start_phases(scale.time * scale.fixed_s * work.launches, launch),
         KernelPhase("serial", serial_cycles * count_rounds(kernels, gpu.sm_count), None),
         *_move_phases(kernels, gpu, l2_rate, scale),
-        _main_phase(kernels, gpu, l2_rate, scale, bounds),
+        _main_phase(
+            kernels,
+            gpu,
+            l2_rate,
+            scale,
+            bounds,
+        ),
     )
 
     # cycles in which the tensor pipes are busy, for the effective clock
@@ -216,7 +228,17 @@ def find_scale(
         time, energy, near = residuals.factors(kernels, blended)
         off_chip = residuals.off_chip(kernels, time)
     compute, memory, fixed_s, l2, serial = blended.T
-    return KernelScale(compute, memory, fixed_s, l2, serial, time, energy, off_chip, near)
+    return KernelScale(
+        compute,
+        memory,
+        fixed_s,
+        l2,
+        serial,
+        time,
+        energy,
+        off_chip,
+        near,
+    )
 
 
 def _start_phases(start_s: Array, launch: LaunchCosts) -> tuple[KernelPhase, ...]:
@@ -274,7 +296,13 @@ def _published_bounds(
 ) -> MainBounds:
     """Return the bounds of the main loop on a chip that exists."""
     busiest_byte = kernels.work.l2_byte * load_imbalance(kernels, gpu.sm_count, waves)
-    return MainBounds(waves, memory_tail(kernels, gpu.sm_count), busiest_byte, l2_rate, None)
+    return MainBounds(
+        waves,
+        memory_tail(kernels, gpu.sm_count),
+        busiest_byte,
+        l2_rate,
+        None,
+    )
 
 
 def _main_phase(

@@ -145,7 +145,13 @@ def _view_phases(
     phase_s = np.maximum(cycles / effective_hz, off_chip_s)
     waiting_s = np.where(cycles > 0, np.maximum(off_chip_s - cycles / effective_hz, 0.0), 0.0)
     working_s = phase_s - (1.0 - timeline.waiting_sm) * waiting_s
-    power = _phase_power(basis, row, phases, phase_s, working_s * effective_hz)
+    power = _phase_power(
+        basis,
+        row,
+        phases,
+        phase_s,
+        working_s * effective_hz,
+    )
     joules = interval_energy_j(power, phase_s)
     resources = _name_resources(basis, row, effective_hz)
     views = []

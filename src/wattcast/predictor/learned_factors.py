@@ -129,7 +129,14 @@ def evaluate_factors(
             kind = find_known_kind(feature, places)
             if kind:
                 columns.append((places[kind], values))
-        evaluate = partial(_evaluate_rows, model, columns, rows, factor, near)
+        evaluate = partial(
+            _evaluate_rows,
+            model,
+            columns,
+            rows,
+            factor,
+            near,
+        )
         map_blocks(evaluate, len(rows))
     return factor, near
 

@@ -290,10 +290,23 @@ def collective_s(ops: Sequence[Collective], gpu: Gpu) -> Array:
         sends=sends,
     )
     by_engine = np.array([op.software == "engine" for op in ops])
-    seconds = _within_node_s(rows, gpu, node, laws, by_engine)
+    seconds = _within_node_s(
+        rows,
+        gpu,
+        node,
+        laws,
+        by_engine,
+    )
     nodes = np.ceil(total_gpus / gpus_in_node)
     if (nodes > 1).any():
-        across_s = _across_nodes_s(rows, total_gpus, seconds, gpu, node, laws)
+        across_s = _across_nodes_s(
+            rows,
+            total_gpus,
+            seconds,
+            gpu,
+            node,
+            laws,
+        )
         seconds = np.where(nodes > 1, across_s, seconds)
     return seconds
 
@@ -312,7 +325,14 @@ def _within_node_s(
     if nvlink is None or node.fabric is Fabric.PCIE:
         seconds = _over_pcie_s(rows, gpu, node, laws)
     else:
-        seconds = _over_nvlink_s(rows, 0.5 * np.asarray(nvlink), gpu, node, laws, by_engine)
+        seconds = _over_nvlink_s(
+            rows,
+            0.5 * np.asarray(nvlink),
+            gpu,
+            node,
+            laws,
+            by_engine,
+        )
         if node.fabric is Fabric.BRIDGE and (rows.gpus > 2).any():
             # a bridge joins two cards
             over_pcie_s = _over_pcie_s(rows, gpu, node, laws)

@@ -184,7 +184,12 @@ def analyse_kernels(
     """
     l2_rate = bundle.reference.l2_byte_per_cycle
     timeline = build_timeline(
-        kernels, gpu, bundle.corrections, bundle.launch, bundle.learned, l2_rate
+        kernels,
+        gpu,
+        bundle.corrections,
+        bundle.launch,
+        bundle.learned,
+        l2_rate,
     )
     if bundle.waiting_sm != 1.0:
         timeline = replace(timeline, waiting_sm=bundle.waiting_sm)
@@ -215,7 +220,13 @@ def find_padding_factor(
     products = _find_paddable(kernels, by_table)
     if not products:
         return None
-    padded_s = _shortest_padded_s(kernels, products, gpu, bundle, bundle.learned)
+    padded_s = _shortest_padded_s(
+        kernels,
+        products,
+        gpu,
+        bundle,
+        bundle.learned,
+    )
     predicted_s = _reference_s(kernels, bundle, time_factor)[products]
     slack = KERNEL_TIMES.table_slack if by_table else 1.0
     factor = np.ones(len(kernels.ops))
@@ -260,7 +271,13 @@ def _shortest_padded_s(
             larger = (replace(op, m=size), kernels.conditions[row])
             places.append(place_of.setdefault(larger, len(place_of)))
     ops, conditions = zip(*place_of, strict=True)
-    padded = build_kernels(ops, conditions, gpu, bundle.reference, ())
+    padded = build_kernels(
+        ops,
+        conditions,
+        gpu,
+        bundle.reference,
+        (),
+    )
     corrections = blend_corrections(padded.work, bundle.corrections)
     time_factor, _, _ = learned.factors(padded, corrections, energy=False)
     padded_s = _reference_s(padded, bundle, time_factor)[places]
@@ -299,7 +316,13 @@ def _place_in_model(
     cold_s = None
     if bundle.cold is not None and not graph.operands:
         cold_s = bundle.cold.extra_s(timeline.kernels, bundle.reference.l2_byte)
-    return place_in_model(graph, timeline, gpu, bundle, cold_s)
+    return place_in_model(
+        graph,
+        timeline,
+        gpu,
+        bundle,
+        cold_s,
+    )
 
 
 def place_in_model(
@@ -414,7 +437,13 @@ class TimelineRunner:
             gap_s = np.maximum(latency_s - compute_busy_s(timeline, kernel_s), 0.0)
             gap_share = mean_power_w(gap_s, latency_s)
             power_w = power_w + _waiting_w(timeline.engine, at, self._bundle) * gap_share
-        return ClockedTimeline(clock_hz, running_hz, kernel_s, latency_s, power_w)
+        return ClockedTimeline(
+            clock_hz,
+            running_hz,
+            kernel_s,
+            latency_s,
+            power_w,
+        )
 
     def sum_up(self, run: ClockedTimeline) -> WorkloadTotals:
         """Return the figures of the workload as a whole."""
@@ -457,7 +486,14 @@ def detail_at_clock(
     if run is None:
         run = TimelineRunner(timeline, at, bundle).run_at(_set_clock(at))
     gap_s = np.maximum(run.latency_s - compute_busy_s(timeline, run.kernel_s), 0.0)
-    activity = kernel_activity(timeline, run.kernel_s, run.effective_hz, gap_s, at, priced=True)
+    activity = kernel_activity(
+        timeline,
+        run.kernel_s,
+        run.effective_hz,
+        gap_s,
+        at,
+        priced=True,
+    )
     power = bundle.power.power(activity)
     joules = interval_energy_j(power, activity.duration_s)
     part_j = power.part_w * activity.duration_s[..., np.newaxis]

@@ -104,7 +104,13 @@ def predict_graph(
     """Predict one workload: analyse its kernels, find the clock the governor allows, sum up at that
     clock.
     """
-    return predict_timeline(analyse_graph(graph, gpu, bundle), graph, gpu, at, bundle)
+    return predict_timeline(
+        analyse_graph(graph, gpu, bundle),
+        graph,
+        gpu,
+        at,
+        bundle,
+    )
 
 
 def predict_graphs(
@@ -119,7 +125,15 @@ def predict_graphs(
         some_graphs = graphs[start : start + TOGETHER]
         timelines = analyse_graphs(some_graphs, gpu, bundle)
         for timeline, graph in zip(timelines, some_graphs, strict=True):
-            predictions.append(predict_timeline(timeline, graph, gpu, at, bundle))
+            predictions.append(
+                predict_timeline(
+                    timeline,
+                    graph,
+                    gpu,
+                    at,
+                    bundle,
+                )
+            )
     return predictions
 
 

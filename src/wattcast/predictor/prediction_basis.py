@@ -84,7 +84,13 @@ class PredictionBasis:
         kernel_s = self.detail.kernel_s
         kernel_hz = np.broadcast_to(self.detail.effective_hz, kernel_s.shape)
         no_gap_s = np.zeros(kernel_s.shape[:-1])
-        activity = kernel_activity(self.timeline, kernel_s, kernel_hz, no_gap_s, self.at)
+        activity = kernel_activity(
+            self.timeline,
+            kernel_s,
+            kernel_hz,
+            no_gap_s,
+            self.at,
+        )
         # the interval of the gap comes last and takes the clock of any kernel
         interval_hz = np.concatenate([kernel_hz, kernel_hz[..., :1]], axis=-1)
         return module_utilisation(activity, self.gpu, interval_hz)

@@ -198,7 +198,14 @@ def prediction_to_plain(p: PredictionValues) -> dict[str, Any]:
 def list_prediction_rows(p: PredictionValues) -> list[dict[str, Any]]:
     """Return a row for each configuration, in the order of the sweep's flattened shape."""
     shape = np.shape(p.latency_s)
-    columns: dict[str, Any] = take_fields(p, "name", "gpu", "stack", *ANSWERS, *SWEPT)
+    columns: dict[str, Any] = take_fields(
+        p,
+        "name",
+        "gpu",
+        "stack",
+        *ANSWERS,
+        *SWEPT,
+    )
     columns["support"] = p.support.words
     columns["memory_byte"] = p.memory_byte
     columns["fits"] = p.fits
@@ -220,7 +227,14 @@ def _write_prediction(p: PredictionValues, most_ops: int | None = None) -> Predi
     ops = p.ops if most_ops is None else p.rank_ops(most_ops)
     figures = {name: _write_number(getattr(p, name)) for name in (*ANSWERS, *SWEPT)}
     return PredictionOut(
-        **take_fields(p, "name", "gpu", "stack", "memory_byte", "fits"),
+        **take_fields(
+            p,
+            "name",
+            "gpu",
+            "stack",
+            "memory_byte",
+            "fits",
+        ),
         **figures,
         currency=p.prices.currency,
         interval=IntervalOut(

@@ -319,7 +319,13 @@ def _sum_phase(name: str, parts: Sequence[GovernedStretch]) -> PhaseShare:
         energy_j += float(part.totals.energy_j)
         cycles += float(sweep_values(part.run.clock_hz)) * part_s
         capped = capped or bool(part.capped)
-    return PhaseShare(name, latency_s, energy_j / latency_s, cycles / latency_s, capped)
+    return PhaseShare(
+        name,
+        latency_s,
+        energy_j / latency_s,
+        cycles / latency_s,
+        capped,
+    )
 
 
 def to_plain(values: npt.NDArray[Any]) -> Any:

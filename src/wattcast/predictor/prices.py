@@ -115,7 +115,14 @@ def parse_prices(
         carbon_g_per_j, notes = _read_carbon(carbon)
     if pue == 1.0 and (rents or electricity or carbon):
         notes.append(BOARD_ENERGY)
-    return Prices(tariff_per_j, currency, carbon_g_per_j, rents, pue, tuple(notes))
+    return Prices(
+        tariff_per_j,
+        currency,
+        carbon_g_per_j,
+        rents,
+        pue,
+        tuple(notes),
+    )
 
 
 def _read_rent(text: str) -> tuple[str, float, str]:

@@ -132,7 +132,13 @@ def measure_distances(basis: PredictionBasis) -> tuple[SupportDistance, ...]:
     if bundle.status is FitStatus.FORECAST:
         everything = np.ones(())
         reason = f"a forecast: nothing was measured on the {bundle.gpu}"
-        unmeasured = SupportDistance("GPU", everything, everything, reason, _NO_WIDENING)
+        unmeasured = SupportDistance(
+            "GPU",
+            everything,
+            everything,
+            reason,
+            _NO_WIDENING,
+        )
         return unmeasured, *_measure_host(basis), *_measure_links(basis)
     return (
         *_measure_kernels(basis),
@@ -209,7 +215,13 @@ def _measure_kernels(basis: PredictionBasis) -> Iterator[SupportDistance]:
             share = float(np.max(beyond))
             reason += f" (and {kind_count - 1} more kinds, {share:.0%} of the time in all)"
         far = _weigh_kernels(basis, is_far)
-        yield SupportDistance(dimension, beyond, far, reason, _NO_WIDENING)
+        yield SupportDistance(
+            dimension,
+            beyond,
+            far,
+            reason,
+            _NO_WIDENING,
+        )
 
 
 def _measure_clock(basis: PredictionBasis) -> Iterator[SupportDistance]:
@@ -321,15 +333,33 @@ def _measure_software(basis: PredictionBasis) -> Iterator[SupportDistance]:
     nothing = np.zeros(())
     if bundle.status is FitStatus.CALIBRATED:
         reason = f"the {bundle.gpu} is calibrated on public rows; the rest is a forecast"
-        yield SupportDistance("GPU", everything, nothing, reason, _NO_WIDENING)
+        yield SupportDistance(
+            "GPU",
+            everything,
+            nothing,
+            reason,
+            _NO_WIDENING,
+        )
 
     stack_ends = _half_widths("stack", everything)
     if graph.stack == SoftwareStack.COMPILED:
         reason = "stack compiled: fused kernels were never measured, those they are made of were"
-        yield SupportDistance("stack", everything, nothing, reason, stack_ends)
+        yield SupportDistance(
+            "stack",
+            everything,
+            nothing,
+            reason,
+            stack_ends,
+        )
     elif graph.stack == SoftwareStack.ENGINE and not bundle.has_engine_kernels:
         reason = f"stack engine: no kernels of an engine were measured on the {bundle.gpu}"
-        yield SupportDistance("stack", everything, everything, reason, stack_ends)
+        yield SupportDistance(
+            "stack",
+            everything,
+            everything,
+            reason,
+            stack_ends,
+        )
 
     if graph.gpu_count > 1:
         families = basis.timeline.kernels.family
@@ -339,10 +369,22 @@ def _measure_software(basis: PredictionBasis) -> Iterator[SupportDistance]:
             f"{graph.gpu_count} GPUs: collectives, {share:.0%} of the time, follow public timings; "
             "their power, and whole models over several GPUs, were not measured"
         )
-        yield SupportDistance("parallelism", everything, nothing, reason, _NO_WIDENING)
+        yield SupportDistance(
+            "parallelism",
+            everything,
+            nothing,
+            reason,
+            _NO_WIDENING,
+        )
     if bundle.cold is None and len(basis.timeline.calls) > 1:
         reason = f"caches: no operators that follow one another were measured on the {bundle.gpu}"
-        yield SupportDistance("cache state", everything, nothing, reason, stack_ends)
+        yield SupportDistance(
+            "cache state",
+            everything,
+            nothing,
+            reason,
+            stack_ends,
+        )
 
 
 def _measure_host(basis: PredictionBasis) -> Iterator[SupportDistance]:
@@ -365,7 +407,13 @@ def _measure_host(basis: PredictionBasis) -> Iterator[SupportDistance]:
             "whose speed differs by machine and model"
         )
     beyond = np.maximum(waiting, ends[..., 1])
-    yield SupportDistance("host", beyond, np.zeros_like(waiting), reason, ends)
+    yield SupportDistance(
+        "host",
+        beyond,
+        np.zeros_like(waiting),
+        reason,
+        ends,
+    )
 
 
 def _find_host_spread(basis: PredictionBasis) -> HostSpread:
@@ -444,4 +492,10 @@ def _measure_links(basis: PredictionBasis) -> Iterator[SupportDistance]:
         f"timings are public this would take {float(np.max(np.exp(slow))):.3g} times as long"
     )
     ends = _join_ends(zero, slow, cool, zero)
-    yield SupportDistance("links", 1.0 - np.exp(-slow), zero, reason, ends)
+    yield SupportDistance(
+        "links",
+        1.0 - np.exp(-slow),
+        zero,
+        reason,
+        ends,
+    )

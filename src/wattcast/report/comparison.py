@@ -319,7 +319,16 @@ def compare_runs(a: RunSummary, b: RunSummary) -> RunComparison:
         )
     has_energy = a.has_energy and b.has_energy
     pairs = _match_parts(a.parts, b.parts)
-    parts = tuple(_compare_parts(a, b, left_part, right, has_energy) for left_part, right in pairs)
+    parts = tuple(
+        _compare_parts(
+            a,
+            b,
+            left_part,
+            right,
+            has_energy,
+        )
+        for left_part, right in pairs
+    )
     latency = sum_terms([part.latency_s for part in parts]) | {GAPS: b.gap_s - a.gap_s}
     by_part = replace(
         whole,
@@ -459,7 +468,13 @@ def _compare_parts(
 ) -> PartDifference:
     """Split the difference of a pair; a part without a partner is a difference as a whole."""
     if left is None or right is None or left.seconds <= 0.0 or right.seconds <= 0.0:
-        return _describe_lone_part(a, b, left, right, has_energy)
+        return _describe_lone_part(
+            a,
+            b,
+            left,
+            right,
+            has_energy,
+        )
 
     # the reported clock: the mean effective one would move with the mix of operators
     clock = {CLOCK: a.clock_hz / b.clock_hz} if a.clock_hz and b.clock_hz else {}
@@ -516,4 +531,12 @@ def _describe_lone_part(
         lone_w = {ONLY: to_j / b.latency_s - from_j / a.latency_s}
     side = "only in A" if right is None else "only in B"
     name = f"{part.name} ({side})"
-    return PartDifference(name, part.family, left, right, {ONLY: seconds}, lone_j, lone_w)
+    return PartDifference(
+        name,
+        part.family,
+        left,
+        right,
+        {ONLY: seconds},
+        lone_j,
+        lone_w,
+    )

@@ -157,12 +157,24 @@ def _table_totals(result: RunComparison) -> Table:
     """Return both runs: tokens and joules per token, all GPUs, the time, and one GPU of several."""
     a = result.a
     b = result.b
-    rows = new_table("", "A", "B", "B - A", "")
+    rows = new_table(
+        "",
+        "A",
+        "B",
+        "B - A",
+        "",
+    )
     quantities = [*_ANSWERS, *_name_quantities(result)[1:], _LATENCY]
     if has_several_gpus(result):
         more = f"{b.gpu_count - a.gpu_count:+d}"
         relative = f"{b.gpu_count / a.gpu_count - 1:+.1%}"
-        rows.add_row("GPUs", str(a.gpu_count), str(b.gpu_count), more, relative)
+        rows.add_row(
+            "GPUs",
+            str(a.gpu_count),
+            str(b.gpu_count),
+            more,
+            relative,
+        )
         quantities += _ONE_GPU
     for name, column, unit in (*quantities, *_CLOCKS):
         value_a = getattr(a, column)
@@ -301,9 +313,23 @@ def _subtract_sides(result: RunComparison) -> dict[str, float]:
 
 def _side_to_plain(side: RunSummary) -> dict[str, Any]:
     return {
-        **take_fields(side, "name", "measured", "gpu_count", "tokens", "items"),
+        **take_fields(
+            side,
+            "name",
+            "measured",
+            "gpu_count",
+            "tokens",
+            "items",
+        ),
         **take_fields(side, "latency_s", *_COUNTED),
-        **take_fields(side, "total_power_w", "total_energy_j", "power_w", "energy_j", "clock_hz"),
+        **take_fields(
+            side,
+            "total_power_w",
+            "total_energy_j",
+            "power_w",
+            "energy_j",
+            "clock_hz",
+        ),
         "effective_clock_hz": side.effective_hz,
         "idle_gaps_s": side.gap_s if side.parts else None,
     }

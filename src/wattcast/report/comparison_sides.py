@@ -95,7 +95,13 @@ def compare(
     True
     """
     if isinstance(a, str) and isinstance(b, str):
-        side_a, side_b = read_pair(a, b, gpu, iterations, **options)
+        side_a, side_b = read_pair(
+            a,
+            b,
+            gpu,
+            iterations,
+            **options,
+        )
     else:
         side_a = _summarise_side(a, gpu, iterations, options)
         side_b = _summarise_side(b, gpu, iterations, options)
@@ -111,7 +117,13 @@ def _summarise_side(
     """Summarise one side whose partner is a prediction."""
     if isinstance(side, Prediction):
         return summarise_prediction(side)
-    return read_pair(side, side, gpu, iterations, **options)[0]
+    return read_pair(
+        side,
+        side,
+        gpu,
+        iterations,
+        **options,
+    )[0]
 
 
 def read_pair(
@@ -383,7 +395,17 @@ def group_kernels(profile: dict[str, Any], row: ModelRow) -> tuple[RunPart, ...]
     for family, kernels_s in times_s.items():
         calls = float(len(kernels_s))
         seconds = scale * sum(kernels_s)
-        parts.append(RunPart(family, (family,), (family,), (), family, calls, seconds))
+        parts.append(
+            RunPart(
+                family,
+                (family,),
+                (family,),
+                (),
+                family,
+                calls,
+                seconds,
+            )
+        )
     return tuple(parts)
 
 

@@ -128,7 +128,15 @@ def build_power_trace(prediction: Prediction) -> PowerTrace:
     trace_intervals = _each_launch if is_whole else _each_stretch
     start_s, end_s, which, part_w = trace_intervals(timeline, detail, gap_w)
     labels = (*(str(op) for op in timeline.kernels.ops), GAP)
-    return PowerTrace(start_s, end_s, part_w, detail.parts, labels, which, is_whole)
+    return PowerTrace(
+        start_s,
+        end_s,
+        part_w,
+        detail.parts,
+        labels,
+        which,
+        is_whole,
+    )
 
 
 def _each_launch(

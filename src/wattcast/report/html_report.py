@@ -284,7 +284,15 @@ def _write_summary(view: ConfigurationView) -> HtmlMarkup:
         name = make_element("span", line.label, class_="name")
         value = make_element("strong", line.value)
         remark = make_element("span", line.remark)
-        tiles.append(make_element("div", name, value, remark, class_="tile"))
+        tiles.append(
+            make_element(
+                "div",
+                name,
+                value,
+                remark,
+                class_="tile",
+            )
+        )
     note = f"{p.interval.level:.0%} intervals below the numbers."
     return join_markup(make_element("div", *tiles, class_="tiles"), make_element("p", note))
 
@@ -378,7 +386,13 @@ def _write_others(
         }
         has_several = any(p.gpu_count > 1 for p in predictions)
         energy = "Energy of all GPUs (J)" if has_several else "Energy (J)"
-        figure = draw_pareto(points, "Latency (ms)", energy, main.prediction.name, "predicted")
+        figure = draw_pareto(
+            points,
+            "Latency (ms)",
+            energy,
+            main.prediction.name,
+            "predicted",
+        )
         pieces.append(embed_figure(figure, "by latency and energy"))
     return join_markup(*pieces)
 

@@ -97,7 +97,13 @@ def print_kernel(console: Console, view: KernelView) -> None:
             "compute_s": "arithmetic",
             "load_s": "loads from L2",
         }
-        print_rows(console, rows, headings, "Tiles, and what each alone would take", ["tile"])
+        print_rows(
+            console,
+            rows,
+            headings,
+            "Tiles, and what each alone would take",
+            ["tile"],
+        )
     console.print(
         f"{view.units:,.6g} blocks or tiles over the SMs: {view.waves:.4g} waves, of the last "
         f"{view.last_wave_share:.0%} of the SMs have work; {view.active_share:.0%} on average"
@@ -119,7 +125,13 @@ def print_kernel(console: Console, view: KernelView) -> None:
         "least_byte": "operands once",
         "times": "times",
     }
-    print_rows(console, levels, titles, "Bytes at every level", ["level"])
+    print_rows(
+        console,
+        levels,
+        titles,
+        "Bytes at every level",
+        ["level"],
+    )
     rows = []
     for phase in view.phases:
         words = [f"{name} {show(seconds, 's')}" for name, seconds in phase.resource_s.items()]
@@ -142,7 +154,13 @@ def print_kernel(console: Console, view: KernelView) -> None:
         "energy_j": "energy",
         "resources": "what each resource alone takes",
     }
-    print_rows(console, rows, titles, "Phases", ["phase", "bound", "resources"])
+    print_rows(
+        console,
+        rows,
+        titles,
+        "Phases",
+        ["phase", "bound", "resources"],
+    )
 
 
 def explain_tile(chosen: TileChoice, others: Sequence[TileChoice]) -> str:

@@ -200,10 +200,22 @@ def draw_roofline(p: Prediction, gpu: Gpu) -> Figure:
     limit_w = float(np.mean(gpu.power.limit_w))
     intensities = [share.op.flop / _count_bytes(share) for share in shares]
     span = (min(0.05, min(intensities) / 2), max(5e3, max(intensities) * 2))
-    _draw_roofs(speed_axes, efficiency_axes, p, gpu, np.geomspace(*span, 200))
+    _draw_roofs(
+        speed_axes,
+        efficiency_axes,
+        p,
+        gpu,
+        np.geomspace(*span, 200),
+    )
     for place, kind in enumerate(dict.fromkeys(share.op.kind for share in shares)):
         alike = [share for share in shares if share.op.kind == kind]
-        _mark_operators(speed_axes, efficiency_axes, alike, place, float(p.energy_j))
+        _mark_operators(
+            speed_axes,
+            efficiency_axes,
+            alike,
+            place,
+            float(p.energy_j),
+        )
     for axes, label in ((speed_axes, "Speed (TFLOP/s)"), (efficiency_axes, "Efficiency (GFLOP/J)")):
         axes.set(
             xscale="log",

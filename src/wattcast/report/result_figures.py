@@ -86,7 +86,13 @@ def draw_prediction(p: Prediction) -> Figure:
     figure, axes = new_axes(7.0, 5.0)
     latency_ms = 1e3 * np.ravel(p.latency_s)
     energy_j = np.ravel(np.asarray(p.total_energy_j))
-    axes.plot(latency_ms, energy_j, ".-", color=PREDICTED, lw=1.0)
+    axes.plot(
+        latency_ms,
+        energy_j,
+        ".-",
+        color=PREDICTED,
+        lw=1.0,
+    )
     axes.set(xlabel="Latency (ms)", ylabel="Energy of all GPUs (J)")
     axes.set_title(f"{title_of(p)}: {latency_ms.size} points", fontsize=10)
     return add_caption(figure, describe_origin(p))

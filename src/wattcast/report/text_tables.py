@@ -160,7 +160,13 @@ def _table_predictions(predictions: Sequence[Prediction]) -> Table:
         values = {line.label: line.value for line in reversed(list_answers(p))}
         answers = [values.get(label, "") for label in labels]
         confidence = judge_confidence(p).value
-        rows.add_row(escape(p.name), str(p.gpu_count), *answers, confidence, p.support.word)
+        rows.add_row(
+            escape(p.name),
+            str(p.gpu_count),
+            *answers,
+            confidence,
+            p.support.word,
+        )
     return rows
 
 
@@ -192,7 +198,14 @@ def describe_clock(p: Prediction) -> str:
 
 def _table_phases(p: Prediction) -> Table:
     """Return the parts of a run that settle at clocks of their own."""
-    rows = new_table("phase, one GPU", "time", "share", "power", "clock", "")
+    rows = new_table(
+        "phase, one GPU",
+        "time",
+        "share",
+        "power",
+        "clock",
+        "",
+    )
     for phase in p.phases:
         rows.add_row(
             escape(phase.name),
@@ -250,7 +263,15 @@ def _table_modules(p: Prediction) -> Table:
 
 def _table_operators(p: Prediction, most: int | None) -> Table:
     """Return the operators that take most energy."""
-    rows = new_table("operators by energy", "calls", "time", "share", "power", "energy", "share")
+    rows = new_table(
+        "operators by energy",
+        "calls",
+        "time",
+        "share",
+        "power",
+        "energy",
+        "share",
+    )
     for share in p.rank_ops(most):
         seconds = float(share.latency_s)
         joules = float(share.energy_j)

@@ -171,7 +171,13 @@ def make_trace(
     if len(set(lengths)) > 1:
         raise bad_value(name or "trace", "columns of one length", lengths)
     order = np.argsort(time_s, kind="stable")
-    return Trace(time_s[order], prompts[order], outputs[order], prefixes[order], name)
+    return Trace(
+        time_s[order],
+        prompts[order],
+        outputs[order],
+        prefixes[order],
+        name,
+    )
 
 
 def _as_counts(values: npt.ArrayLike) -> Counts:
@@ -258,7 +264,13 @@ def draw_arrivals(
         if not 1.0 <= peak <= 2.0 or period_s <= 0:
             expected = "a peak from 1 to 2 times the mean and a period above zero"
             raise bad_value(where, expected, spec)
-        return _draw_diurnal(random, count, rate, peak, period_s)
+        return _draw_diurnal(
+            random,
+            count,
+            rate,
+            peak,
+            period_s,
+        )
     _parse_numbers(values, where)
     if process == "fixed":
         return np.arange(1.0, count + 1.0, dtype=np.float64) / rate

@@ -249,7 +249,15 @@ def measure_layer_caches(model: ModelSpec, options: ModelOptions) -> list[LayerC
         window = seen_tokens if 0 < seen_tokens < _LONGEST_WINDOW else 0
         if first:
             chunk = 0 if slope else _find_chunk(model)
-            caches.append(LayerCache(layers, slope, state, window, chunk))
+            caches.append(
+                LayerCache(
+                    layers,
+                    slope,
+                    state,
+                    window,
+                    chunk,
+                )
+            )
     return caches
 
 

@@ -216,7 +216,13 @@ def plan(
     chips = list(by_name.values())
     _check_prices(demand, chips)
     tell = progress or find_notebook_progress()
-    result = _search_kinds(demand, chips, tried, tell, workers)
+    result = _search_kinds(
+        demand,
+        chips,
+        tried,
+        tell,
+        workers,
+    )
     if not result.plans:
         raise BadInput("this cannot be served as asked. " + " ".join(result.refused))
     return result
@@ -269,7 +275,13 @@ def _search_kinds(
     try:
         if min(workers, len(waiting)) > 1:
             chips = [search.gpu for search in waiting]
-            for kind in search_in_processes(demand, chips, tried, tell, workers):
+            for kind in search_in_processes(
+                demand,
+                chips,
+                tried,
+                tell,
+                workers,
+            ):
                 plans_of_kind[kind.gpu] = kind
         else:
             for search in waiting:

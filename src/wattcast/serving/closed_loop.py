@@ -77,7 +77,13 @@ def serve_sessions(
         replace(r, first_token_s=r.first_token_s[rows], last_token_s=r.last_token_s[rows])
         for r in runs
     ]
-    return ServedSessions(trace, first_s[rows], last_s[rows], shrunk, run.is_exhausted)
+    return ServedSessions(
+        trace,
+        first_s[rows],
+        last_s[rows],
+        shrunk,
+        run.is_exhausted,
+    )
 
 
 def serve_jointly(

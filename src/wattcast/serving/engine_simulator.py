@@ -350,7 +350,14 @@ class EngineReplica:
             idle_s = max(next_s - begin_s, 0.0)
             self.device_s += idle_s
             idle_j = self.costs.idle_w * idle_s
-            self._record(next_s, drained_s, drained_s, begin_s, (0, 0, 0, 0), idle_j)
+            self._record(
+                next_s,
+                drained_s,
+                drained_s,
+                begin_s,
+                (0, 0, 0, 0),
+                idle_j,
+            )
             self.now_s = next_s
         return True
 
@@ -420,7 +427,13 @@ class EngineReplica:
             reserved += self._groups.count_kept_tokens(total, self.settings.max_batched_tokens)
         joined *= full_groups
         return _ActiveRequest(
-            request, shared, cached_tokens, total - cached_tokens, reserved, path, joined
+            request,
+            shared,
+            cached_tokens,
+            total - cached_tokens,
+            reserved,
+            path,
+            joined,
         )
 
     def _enter_cache(self, prompt: _ActiveRequest) -> None:
@@ -491,7 +504,15 @@ class EngineReplica:
         self._after_prompts = True
         prompt_tokens = tokens - decodes * self._tokens_a_step
         counts = (1, decodes, len(chunks), prompt_tokens)
-        self._record(begin_s, output_s, output_s, device_begin_s, counts, energy_j, waited_s)
+        self._record(
+            begin_s,
+            output_s,
+            output_s,
+            device_begin_s,
+            counts,
+            energy_j,
+            waited_s,
+        )
 
         self._context += self._growth
         self._step += 1
@@ -715,7 +736,13 @@ class EngineReplica:
         earlier_share = math.exp(-span_s / costs.host.governor_s)
         if self._mean_w * earlier_share + power_w * (1.0 - earlier_share) <= limit_w:
             return span_s, energy_j
-        return govern_steps(costs, costs.mixed_cost(*shape), steps, floor_s, self._mean_w)
+        return govern_steps(
+            costs,
+            costs.mixed_cost(*shape),
+            steps,
+            floor_s,
+            self._mean_w,
+        )
 
     # Tokens go out
 

@@ -69,6 +69,18 @@ def predict_steady_step(
     """
     prompts = len(chunks)
     tokens = decodes + sum(tokens for tokens, _ in chunks)
-    host_s = costs.host.repeated_step_s(costs.launches, tokens, decodes, prompts, admitted)
-    cost = costs.mixed_cost(tokens, decodes, context, chunks, decodes + prompts)
+    host_s = costs.host.repeated_step_s(
+        costs.launches,
+        tokens,
+        decodes,
+        prompts,
+        admitted,
+    )
+    cost = costs.mixed_cost(
+        tokens,
+        decodes,
+        context,
+        chunks,
+        decodes + prompts,
+    )
     return govern_steps(costs, cost, 1, host_s)

@@ -120,7 +120,13 @@ def _bound_steps(
     batch = float(most_seqs)
     later_tokens = max(demand.mean_lengths[1] - 1.0, 0.0)
     for _ in range(_ROUNDS):
-        per_s, joules = _bound_batch(demand, costs, max(batch, 1.0), most_seqs, option)
+        per_s, joules = _bound_batch(
+            demand,
+            costs,
+            max(batch, 1.0),
+            most_seqs,
+            option,
+        )
         per_engine_s = per_s / max(option.pools[1], 1)
         decoding = per_engine_s * later_tokens * demand.longest_token_s
         if decoding >= batch:

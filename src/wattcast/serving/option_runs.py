@@ -133,7 +133,13 @@ def run_at_rate(
             batches = [run.segments["decodes"] + run.segments["prompts"] for run in result.runs]
             largest_batch = int(max(batch.max() for batch in batches))
             broken = ", ".join(map(str, late))
-            return RateRun(result, broken, requests, most_running, largest_batch)
+            return RateRun(
+                result,
+                broken,
+                requests,
+                most_running,
+                largest_batch,
+            )
         requests = min(2 * requests, enough)
 
 

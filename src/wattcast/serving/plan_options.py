@@ -121,9 +121,21 @@ class SearchRange:
         """Refuse power limits and clocks that the card does not take."""
         range_hz = (float(np.min(chip.clocks.lowest_hz)), float(np.max(chip.clocks.max_hz)))
         for limit_w in self.limits_w:
-            _check_setting(chip, "power limit", limit_w, _limit_range_w(chip), "W")
+            _check_setting(
+                chip,
+                "power limit",
+                limit_w,
+                _limit_range_w(chip),
+                "W",
+            )
         for clock_hz in self.clocks_hz:
-            _check_setting(chip, "clock", clock_hz, range_hz, "Hz")
+            _check_setting(
+                chip,
+                "clock",
+                clock_hz,
+                range_hz,
+                "Hz",
+            )
 
 
 def _limit_range_w(chip: Gpu) -> tuple[float, float]:
@@ -271,7 +283,15 @@ def list_options(
     slow: list[tuple[float, str]] = []
     fitting: list[ModelOptions] = []
     for shared in _list_layouts(demand, chip, tried, fitting):
-        layout = PlanOption(chip, shared, 0.0, 0.0, 0, 0, ONE_POOL).layout
+        layout = PlanOption(
+            chip,
+            shared,
+            0.0,
+            0.0,
+            0,
+            0,
+            ONE_POOL,
+        ).layout
         try:
             cost, alone = _predict_layout(demand, chip, shared, tables)
         except WattcastError as error:
@@ -282,7 +302,14 @@ def list_options(
         fitting.append(shared)
         delay = alone.explain_delay(highest_hz)
         if delay is None:
-            options += _combine_settings(demand, chip, shared, tried, cost, alone)
+            options += _combine_settings(
+                demand,
+                chip,
+                shared,
+                tried,
+                cost,
+                alone,
+            )
         else:
             slow.append((delay[0], f"{chip.name}, {layout}: {delay[1]}"))
     closest_first = [sentence for _, sentence in sorted(slow)]
@@ -358,7 +385,13 @@ def _predict_alone(
         context = max(int(np.percentile(contexts, percentile, method="lower")), 1)
         sizes = (prompt, context)
         if sizes not in times:
-            times[sizes] = predict_lone_request(demand.model, chip, shared, prompt, context)
+            times[sizes] = predict_lone_request(
+                demand.model,
+                chip,
+                shared,
+                prompt,
+                context,
+            )
         by_bound.append((bound, prompt, times[sizes]))
     return AloneTimes(tuple(by_bound))
 
@@ -384,7 +417,13 @@ def _list_layouts(
             most_gpus = node.gpu_count * (1 if fitting else MOST_NODES)
         for count in tried.tp:
             if count <= node.gpu_count:
-                yield from _share_experts(demand, tried, (count, stages), node, most_gpus)
+                yield from _share_experts(
+                    demand,
+                    tried,
+                    (count, stages),
+                    node,
+                    most_gpus,
+                )
 
 
 def _share_experts(

@@ -157,8 +157,21 @@ class ServingPlan:
         return {
             "gpu": option.gpu.name,
             **take_fields(self, "gpus", "replicas"),
-            **take_fields(option, "layout", "power_limit_w", "clock_hz", "setting", "max_seqs"),
-            **take_fields(option.shared, "tp", "pp", "dp", "ep"),
+            **take_fields(
+                option,
+                "layout",
+                "power_limit_w",
+                "clock_hz",
+                "setting",
+                "max_seqs",
+            ),
+            **take_fields(
+                option.shared,
+                "tp",
+                "pp",
+                "dp",
+                "ep",
+            ),
             "prefill_engines": option.pools[0],
             "decode_engines": option.pools[1],
             "max_batched_tokens": option.settings.max_batched_tokens,
@@ -284,7 +297,13 @@ class KindSearch:
         """Return what was found so far."""
         plans = tuple(self.list_plans())
         refused = tuple(merge_alike_reasons(self.refused))
-        return KindPlans(self.gpu.name, plans, refused, self.screened, self.is_complete)
+        return KindPlans(
+            self.gpu.name,
+            plans,
+            refused,
+            self.screened,
+            self.is_complete,
+        )
 
     def _search_range(self, tried: SearchRange) -> None:
         """Simulate options in the order of their bounds until none can be better."""
@@ -598,7 +617,13 @@ def size_option(
     low = demand.count_replicas(option.most_per_s) - demand.spare_replicas - 1  # too few
     if useful is not None and useful <= low:
         return None
-    plan = _find_fewest_replicas(demand, option, low, useful, trials)
+    plan = _find_fewest_replicas(
+        demand,
+        option,
+        low,
+        useful,
+        trials,
+    )
     if plan.power_w > demand.site_power_w:
         drawn = units.show(plan.power_w, "W")
         limit = units.show(demand.site_power_w, "W")
@@ -661,7 +686,14 @@ def _serve_share(
     if run.broken or run.result is None:
         return None
     largest = max(trials.largest_batch(option, peak_per_s), run.largest_batch)
-    return ServingPlan(option, replicas, peak_per_s, run.result, demand, largest)
+    return ServingPlan(
+        option,
+        replicas,
+        peak_per_s,
+        run.result,
+        demand,
+        largest,
+    )
 
 
 def _check_alone(option: PlanOption, trials: RateTrials) -> None:

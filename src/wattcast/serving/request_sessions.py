@@ -157,7 +157,15 @@ def draw_sessions(
         traffic.ramp_s,
         traffic.seconds if _is_stopped(traffic) else math.inf,
         talk.shared_prefix,
-        partial(draw_sessions, shape, traffic, talk, most_tokens) if _is_stopped(traffic) else None,
+        partial(
+            draw_sessions,
+            shape,
+            traffic,
+            talk,
+            most_tokens,
+        )
+        if _is_stopped(traffic)
+        else None,
     )
 
 

@@ -376,7 +376,13 @@ class ServingResult(UserResult):
         columns = take_fields(self.trace, "arrival_s", "prompt_tokens", "output_tokens")
         if self.trace.session is not None:
             columns |= take_fields(self.trace, "session", "turn")
-        return columns | take_fields(self, "first_token_s", "last_token_s", "ttft_s", "tpot_s")
+        return columns | take_fields(
+            self,
+            "first_token_s",
+            "last_token_s",
+            "ttft_s",
+            "tpot_s",
+        )
 
 
 def _replica_energy_until(run: ReplicaRun, moments_s: Array) -> Array:

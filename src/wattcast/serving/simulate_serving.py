@@ -152,8 +152,22 @@ def simulate(
     limit_w = settings.read_number("power_limit_w")
     if not settings.force:
         check_power_limit(chip, OperatingPoint(power_limit_w=limit_w))
-    costs = _tabulate_engine(spec, chip, run, chosen, drawn.traces, most_tokens)
-    results = _serve_loads(drawn.loads, costs, spec, chosen, bounds, prices)
+    costs = _tabulate_engine(
+        spec,
+        chip,
+        run,
+        chosen,
+        drawn.traces,
+        most_tokens,
+    )
+    results = _serve_loads(
+        drawn.loads,
+        costs,
+        spec,
+        chosen,
+        bounds,
+        prices,
+    )
     first = results[0]
     notes = [drawn.rejection] if drawn.rejection else []
     return replace(
@@ -191,7 +205,16 @@ def _draw_loads(
         return _DrawnLoads(_make_sessions(chosen, None if force else most_tokens))
     traces = _make_traces(traffic, chosen[RequestShape])
     is_set = chosen[EngineOptions].max_model_len is not None
-    accepted = [drop_long_requests(trace, model, most_tokens, force, is_set) for trace in traces]
+    accepted = [
+        drop_long_requests(
+            trace,
+            model,
+            most_tokens,
+            force,
+            is_set,
+        )
+        for trace in traces
+    ]
     loads = [trace for trace, _ in accepted]
     rejection = accepted[0][1]
     rejected = len(traces[0]) - len(loads[0]) if rejection else 0
@@ -345,9 +368,23 @@ def _serve_loads(
             costs.block_tokens,
         )
         if isinstance(load, Sessions):
-            result = _serve_sessions(load, costs, settings, deployment, bounds, prices)
+            result = _serve_sessions(
+                load,
+                costs,
+                settings,
+                deployment,
+                bounds,
+                prices,
+            )
         else:
-            result = serve_trace(load, costs, settings, deployment, bounds, prices)
+            result = serve_trace(
+                load,
+                costs,
+                settings,
+                deployment,
+                bounds,
+                prices,
+            )
         results.append(result)
     return results
 
@@ -392,11 +429,24 @@ def serve_trace(
             "prompts are computed on engines of their own; a full decode engine does not "
             "hold them back"
         )
-        served = _serve_in_pools(trace, costs, settings, deployment, patience)
+        served = _serve_in_pools(
+            trace,
+            costs,
+            settings,
+            deployment,
+            patience,
+        )
     else:
         plan = plan_requests(trace, settings, carried)
         replicas = deployment.replicas * costs.lanes
-        served = _share_requests(plan, costs, settings, replicas, deployment.router, patience)
+        served = _share_requests(
+            plan,
+            costs,
+            settings,
+            replicas,
+            deployment.router,
+            patience,
+        )
     if settings.speculative_tokens:
         notes.append(
             "speculative decoding: drafting itself is free, tokens a step from the acceptance rate"
@@ -426,10 +476,22 @@ def _serve_sessions(
     """Serve requests that wait for one another; of a closed loop by time, as many as it takes."""
     settings = replace(settings, max_seqs=max(settings.max_seqs // costs.stages, 1))
     replicas = deployment.replicas * costs.lanes
-    served = serve_sessions(sessions, costs, settings, replicas, deployment.router)
+    served = serve_sessions(
+        sessions,
+        costs,
+        settings,
+        replicas,
+        deployment.router,
+    )
     while served.is_exhausted and sessions.redraw is not None:
         sessions = sessions.redraw(4 * len(sessions.first_requests))
-        served = serve_sessions(sessions, costs, settings, replicas, deployment.router)
+        served = serve_sessions(
+            sessions,
+            costs,
+            settings,
+            replicas,
+            deployment.router,
+        )
     notes = [*costs.assumptions, f"router: {deployment.router}"]
     return ServingResult(
         costs.model,
@@ -466,7 +528,12 @@ def _serve_in_pools(
     prefill_plan = plan_requests(prompts, settings)
     prefill_replicas = deployment.prefill_replicas * costs.lanes
     prefilled = _share_requests(
-        prefill_plan, costs, settings, prefill_replicas, deployment.router, patience
+        prefill_plan,
+        costs,
+        settings,
+        prefill_replicas,
+        deployment.router,
+        patience,
     )
     rows = np.flatnonzero(trace.output_tokens > 1)
     if not len(rows):
@@ -481,7 +548,13 @@ def _serve_in_pools(
 
     decode_plan = plan_requests(sent, replace(settings, prefix_hit_rate=0.0), carried=True)
     decode_replicas = deployment.replicas * costs.lanes
-    decoded = _share_requests(decode_plan, costs, settings, decode_replicas, deployment.router)
+    decoded = _share_requests(
+        decode_plan,
+        costs,
+        settings,
+        decode_replicas,
+        deployment.router,
+    )
     last_s = prefilled.last_token_s.copy()
     last_s[rows] = decoded.last_token_s
     return _ServedRequests([*prefilled.runs, *decoded.runs], prefilled.first_token_s, last_s)

@@ -151,7 +151,13 @@ class StepCosts:
 
         ``factor`` says how much longer than usual the layers take at this moment.
         """
-        return self.host.launch_s(self.launches, tokens, decodes, layer_s, factor)
+        return self.host.launch_s(
+            self.launches,
+            tokens,
+            decodes,
+            layer_s,
+            factor,
+        )
 
     @cached_property
     def launches(self) -> LaunchCounts:
@@ -180,7 +186,13 @@ class StepCosts:
         """Return the cost of a decode-only step, in which ``decodes`` sequences yield
         ``tokens``.
         """
-        return self.mixed_cost(tokens, decodes, context, (), tokens)
+        return self.mixed_cost(
+            tokens,
+            decodes,
+            context,
+            (),
+            tokens,
+        )
 
     def cost_at_top(self, *step: *StepShape) -> complex:
         """Return ``mixed_cost`` at the top clock as seconds + i·joules, several times as fast."""

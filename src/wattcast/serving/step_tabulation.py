@@ -143,7 +143,13 @@ def tabulate_step_costs(
     host = load_host_times()
     if launches.large_graphs:
         host = host.capture_large_graphs()
-    cache = measure_cache(model, gpu, options, steps.max_tokens, cache_setting)
+    cache = measure_cache(
+        model,
+        gpu,
+        options,
+        steps.max_tokens,
+        cache_setting,
+    )
 
     # tables of one stage
     sizes = _place_sizes(host, steps)

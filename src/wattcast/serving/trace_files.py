@@ -122,7 +122,13 @@ def _read_table(
     outputs = _read_numbers(columns[2], where, "output")
     prefixes = _number_prefixes(columns[3]) if len(columns) > 3 else None
     if form == "wattcast":
-        return make_trace(arrival_s, prompts, outputs, prefixes, where)
+        return make_trace(
+            arrival_s,
+            prompts,
+            outputs,
+            prefixes,
+            where,
+        )
 
     # public traces and logs hold failed requests with no answer
     answered = (prompts >= 1) & (outputs >= 1)
@@ -227,7 +233,13 @@ def _read_json_lines(data: bytes, where: str) -> Trace:
         *map(msgspec.structs.astuple, _decode_lines(filled, _TraceLine, where)), strict=True
     )
     arrival_s, prompts, outputs, prefixes = columns
-    return make_trace(arrival_s, prompts, outputs, _number_prefixes(prefixes), where)
+    return make_trace(
+        arrival_s,
+        prompts,
+        outputs,
+        _number_prefixes(prefixes),
+        where,
+    )
 
 
 def _decode_lines(

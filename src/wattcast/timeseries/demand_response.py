@@ -254,7 +254,18 @@ def _list_points(
         return _training_points(work, load, event_s)
     limit_w = _limit_w(work)
     each_w = work.loaded_w if load == "loaded" else work.cold_w
-    idle = ShedPoint(work.group.name, "usual", 0.0, 0.0, 0.0, 0.0, None, None, 0.0, limit_w)
+    idle = ShedPoint(
+        work.group.name,
+        "usual",
+        0.0,
+        0.0,
+        0.0,
+        0.0,
+        None,
+        None,
+        0.0,
+        limit_w,
+    )
     return (idle,), _group_wall_w(work, each_w, 0.0)
 
 
@@ -424,7 +435,18 @@ def _training_points(
     usual = plan_steps(load, group.gpu, gpus)
     usual_card_w = _step_power_w(usual)
     usual_w = _group_wall_w(work, usual_card_w, 1.0)
-    start = ShedPoint(group.name, "usual", 0.0, 0.0, 0.0, 0.0, None, None, 0.0, _limit_w(work))
+    start = ShedPoint(
+        group.name,
+        "usual",
+        0.0,
+        0.0,
+        0.0,
+        0.0,
+        None,
+        None,
+        0.0,
+        _limit_w(work),
+    )
 
     def point(
         policy: str,

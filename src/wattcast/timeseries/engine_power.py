@@ -70,7 +70,14 @@ def trace_replica(run: ReplicaRun, split: PowerSplit) -> PowerCurve:
     if not len(begin_s):
         nothing = np.zeros((0, len(split.parts)))
         empty = np.zeros(0, dtype=np.int8)
-        return join_pieces(np.zeros(0), nothing, empty, split.parts, idle_part_w, run.gpu_count)
+        return join_pieces(
+            np.zeros(0),
+            nothing,
+            empty,
+            split.parts,
+            idle_part_w,
+            run.gpu_count,
+        )
 
     # (segment, 2): the wait, and the steps
     spans = np.stack([waited_s, span_s - waited_s], axis=-1).ravel()

@@ -261,7 +261,13 @@ def _read_group(
         check_names("kind of idle racks", str(file.idle), [str(kind) for kind in IdleKind])
         load = IdleKind(str(file.idle))
     return RackGroup(
-        file.name, system, gpu, file.racks, file.nodes_per_rack, file.racks_per_row, load
+        file.name,
+        system,
+        gpu,
+        file.racks,
+        file.nodes_per_rack,
+        file.racks_per_row,
+        load,
     )
 
 

@@ -157,15 +157,39 @@ class HallWork:
         if isinstance(load, ServingLoad):
             for rack in range(racks):
                 into = (rack_j[rack], gpu_j[rack])
-                self._add_serving_rack(place, load, first_rack + rack, into, counter)
+                self._add_serving_rack(
+                    place,
+                    load,
+                    first_rack + rack,
+                    into,
+                    counter,
+                )
                 if capped_j is not None:
                     ignored = (capped_j[rack], np.zeros(self.bins))
-                    self._add_serving_rack(place, load, first_rack + rack, ignored, None)
+                    self._add_serving_rack(
+                        place,
+                        load,
+                        first_rack + rack,
+                        ignored,
+                        None,
+                    )
         elif isinstance(load, TrainingLoad):
-            self._add_training_racks(place, load, first_rack, (rack_j, gpu_j), counter)
+            self._add_training_racks(
+                place,
+                load,
+                first_rack,
+                (rack_j, gpu_j),
+                counter,
+            )
             if capped_j is not None:
                 ignored_j = np.zeros_like(capped_j)
-                self._add_training_racks(place, load, first_rack, (capped_j, ignored_j), None)
+                self._add_training_racks(
+                    place,
+                    load,
+                    first_rack,
+                    (capped_j, ignored_j),
+                    None,
+                )
         else:
             for rack in range(racks):
                 self._add_idle_rack(work, load, (rack_j[rack], gpu_j[rack]), counter)
@@ -208,12 +232,25 @@ class HallWork:
                 # The same draw with and without a cap: the same requests, served slower.
                 draw = draw_blocks(usual, load, (self.plan.seed, place, replica), DAY_S)
                 card_j[:] = 0.0
-                add_replica(library, draw, self.begin_s, card_j, working)
+                add_replica(
+                    library,
+                    draw,
+                    self.begin_s,
+                    card_j,
+                    working,
+                )
                 node_j += library.gpus * card_j
                 if counter is not None:
                     counter.count_card(card_j, library.gpus)
             share = working * (library.gpus / gpu_count)
-            self._add_node(work, node_j, share, into, 1, counter)
+            self._add_node(
+                work,
+                node_j,
+                share,
+                into,
+                1,
+                counter,
+            )
 
     def _add_training_racks(
         self,
@@ -239,7 +276,14 @@ class HallWork:
                 counter.count_card(card_j, len(rows) * group.gpus_per_rack)
             nodes = len(rows) * group.nodes_per_rack
             node_j = group.system.gpu_count * card_j
-            self._add_node(work, node_j, share, one, nodes, counter)
+            self._add_node(
+                work,
+                node_j,
+                share,
+                one,
+                nodes,
+                counter,
+            )
             for target, node in zip(into, one, strict=True):
                 target[rows] += group.nodes_per_rack * node
 
@@ -277,7 +321,14 @@ class HallWork:
         node_j = work.group.system.gpu_count * card_j
         counter.count_card(card_j, work.group.gpus_per_rack)
         for _ in range(work.group.nodes_per_rack):
-            self._add_node(work, node_j, np.zeros(self.seconds), into, 1, counter)
+            self._add_node(
+                work,
+                node_j,
+                np.zeros(self.seconds),
+                into,
+                1,
+                counter,
+            )
 
     def _add_node(
         self,

@@ -81,9 +81,21 @@ def run_hall(
     work = prepare_work(plan, span, tell)
     check_limits(work)
     if out is not None:
-        return _run_in_folder(work, span.grid_s, out / "parts", runner or run_here, tell)
+        return _run_in_folder(
+            work,
+            span.grid_s,
+            out / "parts",
+            runner or run_here,
+            tell,
+        )
     with tempfile.TemporaryDirectory(prefix="wattcast-hall-") as folder:
-        return _run_in_folder(work, span.grid_s, Path(folder), runner or run_here, tell)
+        return _run_in_folder(
+            work,
+            span.grid_s,
+            Path(folder),
+            runner or run_here,
+            tell,
+        )
 
 
 def run_here(work: HallWork, indices: Iterable[int]) -> Iterator[PartSeries]:
@@ -137,7 +149,15 @@ def prepare_work(
     bin_s = 1.0 / round(1.0 / bin_s)
     groups = []
     for place, group in enumerate(plan.groups):
-        groups.append(_prepare_group(plan, group, bin_s, plan.seed + 1000 * place, tell))
+        groups.append(
+            _prepare_group(
+                plan,
+                group,
+                bin_s,
+                plan.seed + 1000 * place,
+                tell,
+            )
+        )
     limits_w = [float(np.max(load_gpu(group.gpu).power.limit_w)) for group in plan.groups]
     return HallWork(
         plan=plan,
@@ -162,10 +182,23 @@ def _prepare_group(
     work = prepare_group(plan, group)
     load = group.load
     if isinstance(load, ServingLoad):
-        library = build_library(load, group.gpu, bin_s, seed, progress=tell)
+        library = build_library(
+            load,
+            group.gpu,
+            bin_s,
+            seed,
+            progress=tell,
+        )
         capped = None
         if cap_w is not None:
-            capped = build_library(load, group.gpu, bin_s, seed, cap_w, tell)
+            capped = build_library(
+                load,
+                group.gpu,
+                bin_s,
+                seed,
+                cap_w,
+                tell,
+            )
         return replace(work, library=library, capped_library=capped)
     if isinstance(load, TrainingLoad):
         tell(f"{load.model}: a step of training")

@@ -79,7 +79,11 @@ class JobTimeline:
         beyond_j = self._overshoot_until(steps.limit, times_s)
         return np.asarray(curve.energy_until(running_s)[:, 0] + waiting_j + down_j + beyond_j)
 
-    def _overshoot_until(self, limit: HeldPower | None, times_s: Array) -> Array:
+    def _overshoot_until(
+        self,
+        limit: HeldPower | None,
+        times_s: Array,
+    ) -> Array:
         """Return the joules of one GPU beyond its limit, drawn after pauses and not yet made up for.
 
         All GPUs of a job go on at once, so a hall sees the sum.
@@ -132,10 +136,21 @@ def _trace_step(result: TrainingResult) -> JobSteps:
     spans_s, watts, states = list_step_pieces(result)
     waiting_w = float(result.step.waiting_w)
     curve = join_pieces(
-        spans_s, (watts * spans_s)[:, np.newaxis], states, ("gpu",), np.array([waiting_w]), 1
+        spans_s,
+        (watts * spans_s)[:, np.newaxis],
+        states,
+        ("gpu",),
+        np.array([waiting_w]),
+        1,
     )
     limit = find_power_limit(result)
-    return JobSteps(curve, waiting_w, result.tokens_per_s, result.gpus, limit)
+    return JobSteps(
+        curve,
+        waiting_w,
+        result.tokens_per_s,
+        result.gpus,
+        limit,
+    )
 
 
 def draw_job(
@@ -177,7 +192,13 @@ def draw_job(
     begin_s = np.array([piece[0] for piece in inside] + [SECONDS_A_DAY])
     states = np.array([piece[1] for piece in inside], dtype=np.int8)
     in_day = int((states == _DOWN).sum())
-    return JobTimeline(begin_s, states, phase_s, lost_s, in_day)
+    return JobTimeline(
+        begin_s,
+        states,
+        phase_s,
+        lost_s,
+        in_day,
+    )
 
 
 def _next_failure(

@@ -97,7 +97,13 @@ def build_library(
         if progress is not None:
             limit = "" if gpu_limit_w is None else f" under {gpu_limit_w:g} W"
             progress(f"{load.model}{limit}: rate {place + 1} of {len(rates)}")
-        result, seconds = _serve_at_rate(load, gpu, rate_per_s, seed + place, gpu_limit_w)
+        result, seconds = _serve_at_rate(
+            load,
+            gpu,
+            rate_per_s,
+            seed + place,
+            gpu_limit_w,
+        )
         gpus = result.runs[0].gpu_count
         stretches.append(_cut_stretch(result, rate_per_s, seconds, bin_s))
     return LoadLibrary(tuple(_keep_rising(stretches)), gpus, bin_s)
@@ -180,7 +186,13 @@ def _cut_stretch(
     end_s = HALL.warm_up_s + seconds
     arrived = (result.trace.arrival_s >= HALL.warm_up_s) & (result.trace.arrival_s < end_s)
     drawn_per_s = float(arrived.sum()) / seconds or rate_per_s
-    return LoadStretch(drawn_per_s, bin_j, np.clip(1.0 - idle_s, 0.0, 1.0), run.idle_w, figures)
+    return LoadStretch(
+        drawn_per_s,
+        bin_j,
+        np.clip(1.0 - idle_s, 0.0, 1.0),
+        run.idle_w,
+        figures,
+    )
 
 
 def _count_served(result: ServingResult, seconds: int) -> int:

@@ -85,7 +85,13 @@ def wall_power_w(
     level: float = 0.5,
 ) -> Array:
     """Return the watts of a node at its plug."""
-    parts = node_parts_w(system, gpu_w, working_share, inlet_c, level)
+    parts = node_parts_w(
+        system,
+        gpu_w,
+        working_share,
+        inlet_c,
+        level,
+    )
     return np.asarray(gpu_w + sum(parts.values()))
 
 
@@ -220,6 +226,12 @@ def tabulate_node(
     gpu_w = np.linspace(0.0, most_w, _TABLE_POINTS)
     curves = []
     for share in (np.zeros_like(gpu_w), np.ones_like(gpu_w)):
-        parts = node_parts_w(system, gpu_w, share, inlet_c, level)
+        parts = node_parts_w(
+            system,
+            gpu_w,
+            share,
+            inlet_c,
+            level,
+        )
         curves.append(np.asarray(sum(parts.values())))
     return NodeCurve(gpu_w, *curves)

@@ -70,14 +70,30 @@ def describe_node(
         raise bad_value("gpu_power", expected, f"{each_w:g} W")
     air_c = NODE.inlet_c if inlet_c is None else inlet_c
     all_w = np.array(system.gpu_count * each_w)
-    at_levels = [node_parts_w(system, all_w, np.ones(()), air_c, level) for level in LEVELS]
+    at_levels = [
+        node_parts_w(
+            system,
+            all_w,
+            np.ones(()),
+            air_c,
+            level,
+        )
+        for level in LEVELS
+    ]
     part_w = {part: tuple(float(parts[part]) for parts in at_levels) for part in PARTS}
     return NodeDraw(system, each_w, air_c, part_w)
 
 
 def print_nodes(console: Console, nodes: Sequence[NodeDraw]) -> None:
     """Print a line for each node."""
-    table = new_table("system", "GPUs", "GPUs draw", "at the plug", "least to most", "published")
+    table = new_table(
+        "system",
+        "GPUs",
+        "GPUs draw",
+        "at the plug",
+        "least to most",
+        "published",
+    )
     for node in nodes:
         system = node.system
         low_w, middle_w, high_w = node.wall_w

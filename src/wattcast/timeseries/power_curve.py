@@ -97,4 +97,12 @@ def join_pieces(
     """Return the curve of pieces that follow one another: their seconds and joules of one GPU."""
     moments_s = np.concatenate([[0.0], np.cumsum(spans_s)])
     so_far_j = np.concatenate([np.zeros((1, len(parts))), np.cumsum(part_j, axis=0)])
-    return PowerCurve(moments_s, so_far_j, states, parts, idle_part_w, gpus, repeats)
+    return PowerCurve(
+        moments_s,
+        so_far_j,
+        states,
+        parts,
+        idle_part_w,
+        gpus,
+        repeats,
+    )

@@ -77,7 +77,13 @@ def split_idle_power(
     _, at, _ = resolve_settings(gpu, bundle, SettingOptions(clock_hz=clock_hz))
     names = bundle.power.required_events
     nothing = np.zeros((1, len(names)))
-    activity = Activity(np.ones(1), nothing, names, at, ActivitySource.PREDICTED)
+    activity = Activity(
+        np.ones(1),
+        nothing,
+        names,
+        at,
+        ActivitySource.PREDICTED,
+    )
     power = bundle.power.power(activity)
     part_w = power.part_w[0]
     idle_w = float(bundle.power.idle_power_w(clock_hz))

@@ -139,11 +139,27 @@ def trace_microbatch(
     sections = _trace_sections(model, dims, recipe, (micro_batch, seq, tp, cp))
     if getattr(dims, "experts", 0):
         sections = [
-            _join_experts(section, dims, recipe, tokens, ep) if section.expert_trained else section
+            _join_experts(
+                section,
+                dims,
+                recipe,
+                tokens,
+                ep,
+            )
+            if section.expert_trained
+            else section
             for section in sections
         ]
     if tp > 1 and sequence_parallel:
-        whole = trace_microbatch(model, recipe, micro_batch, seq, 1, cp, ep)
+        whole = trace_microbatch(
+            model,
+            recipe,
+            micro_batch,
+            seq,
+            1,
+            cp,
+            ep,
+        )
         pairs = zip(sections, whole.sections, strict=True)
         sections = [_share_tokens(section, unshared, tp) for section, unshared in pairs]
     flop: float = 0
@@ -207,7 +223,15 @@ def _trace_sections(
         program.fuse()
     sections = []
     for section, memory in zip(program.sections, memories, strict=True):
-        sections.append(_section_work(section, recipe, memory, cp, seq))
+        sections.append(
+            _section_work(
+                section,
+                recipe,
+                memory,
+                cp,
+                seq,
+            )
+        )
     program.release()
     return sections
 
@@ -274,13 +298,32 @@ class _ExpertExtras:
         byte = self.recipe.dtype.byte
         fp8 = self.recipe.narrow
         times = fp8 + (2 + 2 * fp8) * self.recipe.expert_copies
-        return [self._walk("copy", self.rows, byte, byte, times)] if times else []
+        return (
+            [
+                self._walk(
+                    "copy",
+                    self.rows,
+                    byte,
+                    byte,
+                    times,
+                )
+            ]
+            if times
+            else []
+        )
 
     def clamp_gates(self) -> list[Operator]:
         """Clamp both halves of a gate with limits, and join them again."""
         byte = self.recipe.dtype.byte
         return [
-            self._walk("scale", self.inner, byte, byte, 2, Layout.STRIDED),
+            self._walk(
+                "scale",
+                self.inner,
+                byte,
+                byte,
+                2,
+                Layout.STRIDED,
+            ),
             self._walk("cat", 2 * self.inner, byte, byte),
         ]
 
@@ -288,7 +331,14 @@ class _ExpertExtras:
         """Do the same with the gradients."""
         byte = self.recipe.dtype.byte
         return [
-            self._walk("relu_grad", self.inner, 2 * byte, byte, 2, Layout.STRIDED),
+            self._walk(
+                "relu_grad",
+                self.inner,
+                2 * byte,
+                byte,
+                2,
+                Layout.STRIDED,
+            ),
             self._walk("cat", 2 * self.inner, byte, byte),
         ]
 
@@ -296,7 +346,14 @@ class _ExpertExtras:
         """Add the last bias expert by expert to rows of a weight."""
         byte = self.recipe.dtype.byte
         return [
-            self._walk("mul", self.rows, 0, 4, 1, Layout.BROADCAST),
+            self._walk(
+                "mul",
+                self.rows,
+                0,
+                4,
+                1,
+                Layout.BROADCAST,
+            ),
             self._walk("add", self.rows, byte + 4, 4),
             self._walk("cat", self.rows, 4, 4),
             self._walk("cast", self.rows, 4, byte),
@@ -309,8 +366,21 @@ class _ExpertExtras:
             self._walk("cast", self.rows, byte, 4),
             self._walk("cast", self.rows, 4, byte),
             self._walk("cat", self.rows, byte, byte),
-            self._walk("mul", self.rows, 4, 4, 2, Layout.BROADCAST),
-            self._walk("scale", self.rows, 4, 0, 2),
+            self._walk(
+                "mul",
+                self.rows,
+                4,
+                4,
+                2,
+                Layout.BROADCAST,
+            ),
+            self._walk(
+                "scale",
+                self.rows,
+                4,
+                0,
+                2,
+            ),
         ]
 
     def _walk(

@@ -122,8 +122,20 @@ class _MatrixUpdate:
             self._walk("scale", 4, 4, 4),
             self._walk("add", 8, 4, 2),
             self._walk("abs", 4, 0, 3),
-            self._walk("scale", 4, 4, 12, size=self._long_side),
-            self._walk("mean", 4, 0, written=4 * self.columns, layout=Layout.TRANSPOSED),
+            self._walk(
+                "scale",
+                4,
+                4,
+                12,
+                size=self._long_side,
+            ),
+            self._walk(
+                "mean",
+                4,
+                0,
+                written=4 * self.columns,
+                layout=Layout.TRANSPOSED,
+            ),
             self._walk("mul", 0, 4, layout=Layout.BROADCAST),
             self._walk("div", 4, 4, layout=Layout.BROADCAST),
         ]
@@ -165,7 +177,13 @@ class _MatrixUpdate:
             self._walk("add", weight + 2, weight, **crossed),
             self._walk("copy", 2, 2, NEWTON_SCHULZ - 1),
             self._walk("copy", 2, 2, **crossed),
-            self._walk("copy", 2, 2, NEWTON_SCHULZ, size=m * m),
+            self._walk(
+                "copy",
+                2,
+                2,
+                NEWTON_SCHULZ,
+                size=m * m,
+            ),
         ]
         for sizes in ((m, m, n), (m, m, m), (m, n, m)):
             label = "newton-schulz"

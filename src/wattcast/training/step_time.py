@@ -171,7 +171,13 @@ def time_step(
     # every exchange waits for the slowest card
     straggle = expected_straggle(strategy.gpus, card_spread)
     lost_share = straggle + (recipe.loss_share if strategy.gpus > 1 else 0.0)
-    exposed_s = _exposed_sync_s(stage, cost.work, recipe, strategy, links)
+    exposed_s = _exposed_sync_s(
+        stage,
+        cost.work,
+        recipe,
+        strategy,
+        links,
+    )
     exchange_s = m * slowest_s - compute_s + exposed_s + compute_s * lost_share
 
     # energy: work at its own power, and waiting in between
@@ -218,7 +224,13 @@ def _exposed_sync_s(
         experts = max(experts, stage_experts)
 
     def exchange(collective: str, byte: int) -> float:
-        return _replica_exchange_s(collective, weights * byte, experts * byte, strategy, links)
+        return _replica_exchange_s(
+            collective,
+            weights * byte,
+            experts * byte,
+            strategy,
+            links,
+        )
 
     gather_s = 0.0
     if strategy.sharding is Sharding.NONE:
@@ -265,7 +277,15 @@ def cost_stages(
     """Return what one micro-batch costs on each pipeline stage."""
     times = []
     for section, section_cost in zip(cost.work.sections, cost.sections, strict=True):
-        times.append(_SectionTimer(section, section_cost, recipe, strategy, links).time())
+        times.append(
+            _SectionTimer(
+                section,
+                section_cost,
+                recipe,
+                strategy,
+                links,
+            ).time()
+        )
     stages = []
     for stage in range(strategy.pp):
         columns = [np.zeros(())] * len(fields(StageCosts))
@@ -302,7 +322,11 @@ class _SectionTimer:
         gather_s, scatter_s = self._weight_exchange_s()
         is_repeated = is_layer and self.strategy.recompute is Recompute.FULL
         inner_forward_s, inner_backward_s = _inner_exchange_s(
-            self.section, self.recipe, self.strategy, self.links, is_repeated
+            self.section,
+            self.recipe,
+            self.strategy,
+            self.links,
+            is_repeated,
         )
         slowed = self._slowed
         total_forward_s = overlapped_s(forward_s, gather_s, slowed) + inner_forward_s
@@ -360,11 +384,19 @@ class _SectionTimer:
             byte = self.recipe.dtype.byte
             stored = shared * byte + section.frozen * self.recipe.base_bits / 8
             gather_s = _replica_exchange_s(
-                "all_gather", stored, experts * byte, strategy, self.links
+                "all_gather",
+                stored,
+                experts * byte,
+                strategy,
+                self.links,
             )
         byte = self.recipe.gradient_byte
         scatter_s = _replica_exchange_s(
-            "reduce_scatter", shared * byte, experts * byte, strategy, self.links
+            "reduce_scatter",
+            shared * byte,
+            experts * byte,
+            strategy,
+            self.links,
         )
         if strategy.pp > 1:
             # stages keep gathered weights and gradients for all micro-batches of a step

@@ -354,7 +354,14 @@ def train(
     score = _make_score(order.minimise, job.gpu.name, losses.host_share, prices)
     candidates = _rank_strategies(job, chosen, score)
     reason = _say_why(candidates, order.minimise, score)
-    return _describe_job(job, chosen, candidates, reason, prices, failure_share)
+    return _describe_job(
+        job,
+        chosen,
+        candidates,
+        reason,
+        prices,
+        failure_share,
+    )
 
 
 def _rank_strategies(
@@ -417,11 +424,29 @@ def _describe_job(
         checkpoint_s=losses.checkpoint_time_s,
         host_share=losses.host_share,
         prices=prices,
-        curve=_trade_curve(job, swept, order.gpus, steps, checkpoints * losses.checkpoint_time_s),
-        slack_kwh=_slack_kwh(stages, clock_place, job.waiting_w, strategy, steps),
+        curve=_trade_curve(
+            job,
+            swept,
+            order.gpus,
+            steps,
+            checkpoints * losses.checkpoint_time_s,
+        ),
+        slack_kwh=_slack_kwh(
+            stages,
+            clock_place,
+            job.waiting_w,
+            strategy,
+            steps,
+        ),
         candidates=tuple(candidates),
         reason=reason,
-        assumptions=_list_assumptions(job, best, order.gpus, is_free_batch, losses.host_share),
+        assumptions=_list_assumptions(
+            job,
+            best,
+            order.gpus,
+            is_free_batch,
+            losses.host_share,
+        ),
     )
 
 
@@ -482,7 +507,16 @@ def _set_up_job(
     if not settings.force:
         check_power_limit(chip, at)
     cluster = step_time.ClusterLinks(links)
-    return JobSetting(spec, chip, at, bundle, recipe, length, cluster, node.gpu_count)
+    return JobSetting(
+        spec,
+        chip,
+        at,
+        bundle,
+        recipe,
+        length,
+        cluster,
+        node.gpu_count,
+    )
 
 
 def _share_of_failures(gpus: int, losses: JobLosses) -> float:
@@ -574,7 +608,16 @@ def _evaluate_strategies(
             continue
         swept, cost = steps[strategy]
         step = swept.hold_power(job.limit_w * job.bundle.governor_share)
-        candidates.append(Candidate(strategy, memory, fits, step, swept, cost))
+        candidates.append(
+            Candidate(
+                strategy,
+                memory,
+                fits,
+                step,
+                swept,
+                cost,
+            )
+        )
     return candidates
 
 
@@ -592,7 +635,11 @@ def _time_strategies(
     }
     unique = {id(work): work for work in work_of.values()}
     costs = section_costs.cost_microbatches(
-        list(unique.values()), job.recipe, job.gpu, job.at, job.bundle
+        list(unique.values()),
+        job.recipe,
+        job.gpu,
+        job.at,
+        job.bundle,
     )
     cost_of = dict(zip(unique, costs, strict=True))
     graphs = [optimiser_graph(work, job.recipe, way) for way, work in work_of.items()]
@@ -686,7 +733,11 @@ def _trade_curve(
     energies_kwh = (step.energy_j * steps + step.waiting_w * checkpoints_s) * gpus / 3.6e6
     points = []
     for watts, clock_hz, hour, kwh in zip(
-        limits_w, step.clock_hz, hours, energies_kwh, strict=True
+        limits_w,
+        step.clock_hz,
+        hours,
+        energies_kwh,
+        strict=True,
     ):
         points.append((float(watts), float(clock_hz), float(hour), float(kwh)))
     return tuple(points)

@@ -45,9 +45,24 @@ def summarise_training(result: TrainingResult) -> dict[str, Any]:
     low, high = result.relative_interval
     best = recommend_limit(result)
     return {
-        **take_fields(result, "model", "gpu", "gpus", "tokens", "seq"),
+        **take_fields(
+            result,
+            "model",
+            "gpu",
+            "gpus",
+            "tokens",
+            "seq",
+        ),
         "strategy": {
-            **take_fields(result.strategy, "dp", "tp", "pp", "cp", "ep", "interleave"),
+            **take_fields(
+                result.strategy,
+                "dp",
+                "tp",
+                "pp",
+                "cp",
+                "ep",
+                "interleave",
+            ),
             "sharding": str(result.strategy.sharding),
             "recompute": str(result.strategy.recompute),
             **take_fields(result.strategy, "micro_batch", "accumulation", "global_batch"),
@@ -149,7 +164,13 @@ def print_training(
 def _table_limits(result: TrainingResult, recommended_w: float) -> Table:
     """Return what a power limit or a clock would trade."""
     title = "What a power limit or a clock would trade"
-    rows = new_table("power limit", "clock", "hours", "kWh", title=title)
+    rows = new_table(
+        "power limit",
+        "clock",
+        "hours",
+        "kWh",
+        title=title,
+    )
     for limit_w, clock_hz, hours, kwh in result.curve:
         mark = " <- recommended" if limit_w == recommended_w else ""
         clock = units.show(clock_hz, "Hz", 3)
@@ -162,7 +183,13 @@ def _table_limits(result: TrainingResult, recommended_w: float) -> Table:
 def _table_strategies(result: TrainingResult) -> Table:
     """Return ways to share the job, the best first."""
     title = "Ways to share it, the best first"
-    rows = new_table("strategy", "step", "J a GPU", "memory", title=title)
+    rows = new_table(
+        "strategy",
+        "step",
+        "J a GPU",
+        "memory",
+        title=title,
+    )
     for way in result.candidates[:MOST_WAYS]:
         memory = units.show(way.memory.total_byte, "byte")
         if way.step is None:
@@ -305,6 +332,12 @@ def _draw_trade(axes: Axes, result: TrainingResult) -> None:
         "mfc": "none",
         "color": SERIES_COLOURS[1],
     }
-    axes.plot(hours[best], kwh[best], "o", label="recommended", **ring)
+    axes.plot(
+        hours[best],
+        kwh[best],
+        "o",
+        label="recommended",
+        **ring,
+    )
     axes.set(xlabel="Time (h)", ylabel="Energy of the GPUs (kWh)")
     axes.legend(frameon=False)

@@ -394,7 +394,11 @@ def make_refusal(status: int, text: str) -> Answer:
 def _answer_gpu(name: str) -> GpuDetailOut:
     gpu = hardware.load_gpu(name)
     return GpuDetailOut(
-        gpu.name, gpu.title, gpu.process, list_published_numbers(gpu), dict(gpu.unknown)
+        gpu.name,
+        gpu.title,
+        gpu.process,
+        list_published_numbers(gpu),
+        dict(gpu.unknown),
     )
 
 
@@ -555,7 +559,13 @@ def _answer_room(asked: request_schema.Configuration) -> RoomOut:
     model = work if isinstance(work, ModelSpec) else None
     room = configuration_view.compute_memory_room(model, _load_card(asked.gpu)[0], asked.options())
     if room.footprint is None:
-        return RoomOut(room.capacity_byte, None, None, None, None)
+        return RoomOut(
+            room.capacity_byte,
+            None,
+            None,
+            None,
+            None,
+        )
     held_byte = {
         name.removesuffix("_byte"): float(value) for name, value in vars(room.footprint).items()
     }

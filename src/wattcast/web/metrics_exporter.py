@@ -121,7 +121,14 @@ class WatchedCard:
         if self._last is not None and not reader.is_alive():
             return self._last
         at_s = self.now() if self._last is None else self._last.at_s
-        return MetricsReading(at_s, math.nan, math.nan, SlowReadings(), idle=False, hung=True)
+        return MetricsReading(
+            at_s,
+            math.nan,
+            math.nan,
+            SlowReadings(),
+            idle=False,
+            hung=True,
+        )
 
     def start_reading(self) -> threading.Thread:
         """Start to read the card when that is due and no reading is under way; return the latest
@@ -154,10 +161,21 @@ class WatchedCard:
         except ReadError as error:
             self.errors += 1
             self._last = MetricsReading(
-                now_s, math.nan, math.nan, SlowReadings(), idle=False, lost=error.lost
+                now_s,
+                math.nan,
+                math.nan,
+                SlowReadings(),
+                idle=False,
+                lost=error.lost,
             )
             return
-        reading = MetricsReading(now_s, energy_j, clock_hz, slow, idle=False)
+        reading = MetricsReading(
+            now_s,
+            energy_j,
+            clock_hz,
+            slow,
+            idle=False,
+        )
         reading = replace(reading, doubtful=self._is_doubtful(reading))
         self._last = replace(reading, idle=IDLE_REASON in reading.reasons)
 
@@ -192,7 +210,15 @@ def find_cards(
                 with contextlib.suppress(MissingTool):
                     for index in range(MOST_DEVICES):
                         opened = make(index)
-                        cards.append(WatchedCard(index, opened, opened.open(), busy_s, idle_s))
+                        cards.append(
+                            WatchedCard(
+                                index,
+                                opened,
+                                opened.open(),
+                                busy_s,
+                                idle_s,
+                            )
+                        )
                 if cards:
                     return watched.extend(cards)
             energy_sources.open_source(source)  # raises the error that says why none answers
@@ -240,9 +266,13 @@ def model_workload(
     """Find the saving of the best clock that is at most ``slowdown`` (``5%``) slower than the
     fastest.
     """
-    best = explore(workload, gpu, ["clock=all"], slowdown=slowdown, **options).best[
-        ExploreObjective.ENERGY
-    ]
+    best = explore(
+        workload,
+        gpu,
+        ["clock=all"],
+        slowdown=slowdown,
+        **options,
+    ).best[ExploreObjective.ENERGY]
     return ModelledWorkload(prediction, parse_amount(slowdown, "", "slowdown"), best.row)
 
 
@@ -349,7 +379,13 @@ class MetricsCollector:
             rows = [
                 ([m.prediction.name, m.prediction.gpu], float(choose(m))) for m in self.workloads
             ]
-            yield make("gauge", f"wattcast_model_{name}", text, ["workload", "gpu"], rows)
+            yield make(
+                "gauge",
+                f"wattcast_model_{name}",
+                text,
+                ["workload", "gpu"],
+                rows,
+            )
 
 
 def make_registry(collector: MetricsCollector) -> Any:

@@ -167,7 +167,13 @@ def plan_pointwise(
     main = max(operands, key=lambda operand: (prod(operand[0]), operand[2].byte))
     layout = classify_layout(shape, strides, walks)
     out = (shape, strides, result)
-    op = describe_pointwise(function, operands, out, main[2], layout)
+    op = describe_pointwise(
+        function,
+        operands,
+        out,
+        main[2],
+        layout,
+    )
     return shape, strides, result, op
 
 

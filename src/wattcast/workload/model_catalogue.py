@@ -162,7 +162,14 @@ def parse_model(
     """Parse a model's YAML; an error names the bad key."""
     file = decode_yaml(data, _ModelFile, where)
     check_names(f"architecture in {where}", file.architecture, ARCHITECTURES)
-    spec = make_model(name, file.title, file.architecture, file.dims, file.source, file.note)
+    spec = make_model(
+        name,
+        file.title,
+        file.architecture,
+        file.dims,
+        file.source,
+        file.note,
+    )
     return replace(spec, quantization=file.quantization)
 
 
@@ -180,7 +187,14 @@ def make_model(
     check_names(f"dimension of {name}", dims, dimensions)
     built: Any = convert_plain(dims, kind, name)
     check_dimensions(architecture, built, name)
-    return ModelSpec(name, title, architecture, built, source, note)
+    return ModelSpec(
+        name,
+        title,
+        architecture,
+        built,
+        source,
+        note,
+    )
 
 
 @cache

@@ -409,7 +409,13 @@ def load_functions() -> dict[str, PointwiseFunction]:
     functions = {}
     for row in read_shipped_table("wattcast.workload", "elementwise.csv"):
         name, inputs, flop, sfu_op, meaning = row.values()
-        functions[name] = PointwiseFunction(name, int(inputs), float(flop), float(sfu_op), meaning)
+        functions[name] = PointwiseFunction(
+            name,
+            int(inputs),
+            float(flop),
+            float(sfu_op),
+            meaning,
+        )
     return functions
 
 

@@ -274,7 +274,14 @@ class Program:
             outputs[0].needs_grad = True  # every layer but the first has trained adapters before it
         if repeat:
             stage_repeat = -(-repeat // self.stages)
-            section = ProgramSection(label, stage_repeat, tape, adopted, outputs, tape.entries)
+            section = ProgramSection(
+                label,
+                stage_repeat,
+                tape,
+                adopted,
+                outputs,
+                tape.entries,
+            )
             self.sections.append(section)
         return outputs
 
@@ -360,7 +367,13 @@ def trace_program(
     stages: int = 1,
 ) -> Program:
     """Trace one pass by the ``trace(dims, run, program)`` of a model's template."""
-    program = Program(run.training, run.tf32, run.adapter_rank > 0, run.wide_norms, stages)
+    program = Program(
+        run.training,
+        run.tf32,
+        run.adapter_rank > 0,
+        run.wide_norms,
+        stages,
+    )
     trace(dims, run, program)
     return program
 

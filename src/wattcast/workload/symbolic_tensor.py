@@ -76,7 +76,13 @@ class Tensor:
 
     def on_tape(self, tape: Tape) -> Tensor:
         """Return the same tensor, which writes to another tape and needs no gradient."""
-        return Tensor(tape, self.shape, self.strides, self.dtype, self.storage)
+        return Tensor(
+            tape,
+            self.shape,
+            self.strides,
+            self.dtype,
+            self.storage,
+        )
 
     # Views: no operator, and the gradient is the inverse view.
 
@@ -108,7 +114,13 @@ class Tensor:
         strides: Shape,
         rule: GradientRule,
     ) -> Tensor:
-        out = Tensor(self.tape, shape, strides, self.dtype, self.storage)
+        out = Tensor(
+            self.tape,
+            shape,
+            strides,
+            self.dtype,
+            self.storage,
+        )
         return out.with_gradient(rule, self)
 
     def with_gradient(
@@ -196,7 +208,13 @@ class Tensor:
         lead = self.shape[:-1]
         parts = tuple(
             [
-                Tensor(self.tape, (*lead, size), self.strides, self.dtype, self.storage)
+                Tensor(
+                    self.tape,
+                    (*lead, size),
+                    self.strides,
+                    self.dtype,
+                    self.storage,
+                )
                 for size in sizes
             ]
         )
@@ -244,7 +262,13 @@ class Tensor:
         That is the gradient of a slice.
         """
         out = fill(self.tape, shape, self.dtype)
-        op = describe_pointwise("copy", (self.operand,), self.operand, self.dtype, Layout.STRIDED)
+        op = describe_pointwise(
+            "copy",
+            (self.operand,),
+            self.operand,
+            self.dtype,
+            Layout.STRIDED,
+        )
         self.tape.emit(op, (self,), (out,))
         return out
 
@@ -373,7 +397,13 @@ class Tape:
     ) -> Tensor:
         """Return a new tensor, row-major unless strides are stated."""
         storage = Storage(prod(shape) * dtype.byte)
-        return Tensor(self, shape, strides or contiguous_strides(shape), dtype, storage)
+        return Tensor(
+            self,
+            shape,
+            strides or contiguous_strides(shape),
+            dtype,
+            storage,
+        )
 
     def parameter(
         self,
@@ -429,7 +459,14 @@ class Tape:
         """
         operands = [tensor.operand for tensor in reads]
         dtype = reads[0].dtype
-        op = describe_pointwise(function, operands, out.operand, dtype, layout, extents)
+        op = describe_pointwise(
+            function,
+            operands,
+            out.operand,
+            dtype,
+            layout,
+            extents,
+        )
         self.emit(op, reads, (out,))
 
     def record(
@@ -517,10 +554,25 @@ def cat(parts: Sequence[Tensor], axis: int) -> Tensor:
     shape = (*first.shape[:axis], length, *first.shape[axis + 1 :])
     out = first.tape.empty(shape, first.dtype)
     layout, extents = describe_concatenation(parts, axis)
-    first.tape.emit_pointwise("cat", parts, out, layout, extents)
+    first.tape.emit_pointwise(
+        "cat",
+        parts,
+        out,
+        layout,
+        extents,
+    )
 
     def back(g: Tensor) -> list[Tensor]:
-        return [Tensor(g.tape, part.shape, g.strides, g.dtype, g.storage) for part in parts]
+        return [
+            Tensor(
+                g.tape,
+                part.shape,
+                g.strides,
+                g.dtype,
+                g.storage,
+            )
+            for part in parts
+        ]
 
     return out.with_gradient(back, *parts)
 

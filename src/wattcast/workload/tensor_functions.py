@@ -187,7 +187,13 @@ def linear(
         return d_flat, d_weight, d_bias
 
     save = (factor, weight) if weight.needs_grad else (weight,)
-    out = out.with_gradient(back, flat, weight, bias, save=save)
+    out = out.with_gradient(
+        back,
+        flat,
+        weight,
+        bias,
+        save=save,
+    )
     return out.view(*x.shape[:-1], n)
 
 
@@ -357,7 +363,13 @@ def attention(
         tape.emit(replace(op, backward=True), (g, q, k, v, out), grads)
         return grads
 
-    return out.with_gradient(back, q, k, v, save=(q, k, v, out))
+    return out.with_gradient(
+        back,
+        q,
+        k,
+        v,
+        save=(q, k, v, out),
+    )
 
 
 def softmax(
@@ -447,7 +459,13 @@ def layer_norm(
 
     Its backward pass also yields both weight gradients.
     """
-    return _normalise_rows(LayerNorm, x, x.numel // x.shape[-1], weight, bias)
+    return _normalise_rows(
+        LayerNorm,
+        x,
+        x.numel // x.shape[-1],
+        weight,
+        bias,
+    )
 
 
 def rms_norm(x: Tensor, weight: Tensor | None) -> Tensor:
@@ -455,7 +473,13 @@ def rms_norm(x: Tensor, weight: Tensor | None) -> Tensor:
 
     Eager models use several operators.
     """
-    return _normalise_rows(RmsNorm, x, x.numel // x.shape[-1], weight, None)
+    return _normalise_rows(
+        RmsNorm,
+        x,
+        x.numel // x.shape[-1],
+        weight,
+        None,
+    )
 
 
 def group_norm(x: Tensor, groups: int = 32) -> Tensor:
@@ -463,7 +487,13 @@ def group_norm(x: Tensor, groups: int = 32) -> Tensor:
     channels = x.shape[1]
     weight = x.tape.parameter(channels, dtype=x.dtype)
     bias = x.tape.parameter(channels, dtype=x.dtype)
-    return _normalise_rows(LayerNorm, x, x.shape[0] * groups, weight, bias)
+    return _normalise_rows(
+        LayerNorm,
+        x,
+        x.shape[0] * groups,
+        weight,
+        bias,
+    )
 
 
 def _normalise_rows(
@@ -485,7 +515,13 @@ def _normalise_rows(
         d_bias = None if bias is None else g.tape.empty(bias.shape, x.dtype)
         return d_x, d_weight, d_bias
 
-    return out.with_gradient(back, x, weight, bias, save=(x,))
+    return out.with_gradient(
+        back,
+        x,
+        weight,
+        bias,
+        save=(x,),
+    )
 
 
 def batch_norm(x: Tensor) -> Tensor:
@@ -529,7 +565,13 @@ def batch_norm(x: Tensor) -> Tensor:
         d_bias = tape.empty((channels,), x.dtype)
         return d_x, d_weight, d_bias
 
-    return out.with_gradient(back, x, weight, bias, save=(x,))
+    return out.with_gradient(
+        back,
+        x,
+        weight,
+        bias,
+        save=(x,),
+    )
 
 
 def embedding(
@@ -614,7 +656,13 @@ def gather_parts(
     """Pass all parts of ``x`` to all GPUs."""
     if gpus > 1:
         byte = gpus * x.numel * x.dtype.byte
-        op = Collective("all_gather", byte, gpus, stride=stride, dtype=x.dtype)
+        op = Collective(
+            "all_gather",
+            byte,
+            gpus,
+            stride=stride,
+            dtype=x.dtype,
+        )
         x.tape.emit(op, (x,), (x,))
 
 
@@ -639,7 +687,16 @@ def send_rows(
         overlaps=overlaps,
     )
     out = x.tape.launch(op, (x,), (rows, x.shape[-1]))
-    return out.with_gradient(lambda g: send_rows(g, x.shape[0], byte, gpus, stride), x)
+    return out.with_gradient(
+        lambda g: send_rows(
+            g,
+            x.shape[0],
+            byte,
+            gpus,
+            stride,
+        ),
+        x,
+    )
 
 
 def enter_parallel(x: Tensor, gpus: int) -> Tensor:
@@ -680,7 +737,15 @@ def convolve(
     if padding is None:
         padding = size // 2
     dtype = tape.convolution_dtype(x.dtype, depthwise=groups > 1 and groups == c)
-    op = _describe_convolution(x, filters, size, stride, padding, groups, dtype)
+    op = _describe_convolution(
+        x,
+        filters,
+        size,
+        stride,
+        padding,
+        groups,
+        dtype,
+    )
     is_picture = len(x.shape) == 4
     shape = (n, filters, op.p, op.q) if is_picture else (n, filters, op.q)
 
@@ -697,8 +762,20 @@ def convolve(
     out = tape.launch(op, (x, weight), shape, x.dtype)
     if offset is not None:  # cuDNN adds it in place, by another kernel
         planes = n * filters
-        tape.emit_pointwise("add", (out, offset), out, Layout.BROADCAST, (planes, None))
-    return out.with_gradient(back, x, weight, offset, save=(x, weight))
+        tape.emit_pointwise(
+            "add",
+            (out, offset),
+            out,
+            Layout.BROADCAST,
+            (planes, None),
+        )
+    return out.with_gradient(
+        back,
+        x,
+        weight,
+        offset,
+        save=(x, weight),
+    )
 
 
 def _describe_convolution(

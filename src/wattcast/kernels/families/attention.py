@@ -204,7 +204,13 @@ def attention_work(
     is_cold = conditions.cold | (is_decode & ~conditions.warm)
     blocks = _cut_blocks(sizes, is_flash, reference.sm_count)
     work = _count_steps(sizes, blocks, is_flash, reference)
-    work |= _count_traffic(sizes, blocks, is_flash, is_cold, reference)
+    work |= _count_traffic(
+        sizes,
+        blocks,
+        is_flash,
+        is_cold,
+        reference,
+    )
     logs = {
         "log_batch": sizes.batch,
         "log_heads": sizes.heads,
@@ -225,7 +231,13 @@ def attention_work(
         "cudnn": conditions.cudnn.astype(np.float64),
         "split_heads": conditions.split_heads.astype(np.float64),
     }
-    return FamilyColumns(_name_families(sizes, is_flash), work, plain, logs, {})
+    return FamilyColumns(
+        _name_families(sizes, is_flash),
+        work,
+        plain,
+        logs,
+        {},
+    )
 
 
 def _count_steps(
@@ -320,7 +332,14 @@ def _cut_blocks(
     met_share = np.where(has_diagonal, whole_share, sizes.visible_share)
 
     slots = np.where(is_decode, np.where(is_flash, 2.0, 4.0), 1.0)
-    return _Blocks(parts, rows, units, keys, met_share, slots)
+    return _Blocks(
+        parts,
+        rows,
+        units,
+        keys,
+        met_share,
+        slots,
+    )
 
 
 def _cut_caches(

@@ -69,7 +69,13 @@ def collective_work(
         "dram_read_byte": byte * missing,
         "dram_write_byte": byte * missing,
     }
-    return FamilyColumns(["collective"] * len(ops), work, {}, {}, {})
+    return FamilyColumns(
+        ["collective"] * len(ops),
+        work,
+        {},
+        {},
+        {},
+    )
 
 
 register_kernels(Collective, mapping=KernelMapping(collective_work, link_traffic=sent_byte))

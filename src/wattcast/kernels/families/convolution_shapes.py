@@ -183,10 +183,31 @@ def _describe_product(op: Conv2d, tensors_byte: tuple[float, float, float]) -> _
         step = max(FAST_BYTE // op.dtype.byte, 1)
         padded_inputs = -(-inputs // step) * step
         columns = padded_inputs * taps
-        return _Product(outputs, columns, out_pixels, 1, image_byte + out_byte, weight_byte)
+        return _Product(
+            outputs,
+            columns,
+            out_pixels,
+            1,
+            image_byte + out_byte,
+            weight_byte,
+        )
     if op.direction == "dgrad":
         image_pixels = op.n * op.h * op.w
         met_taps = taps * min(out_pixels / image_pixels, 1.0)
         read_byte = out_byte + weight_byte
-        return _Product(image_pixels, inputs, outputs, met_taps, read_byte, image_byte)
-    return _Product(out_pixels, outputs, inputs, taps, image_byte + weight_byte, out_byte)
+        return _Product(
+            image_pixels,
+            inputs,
+            outputs,
+            met_taps,
+            read_byte,
+            image_byte,
+        )
+    return _Product(
+        out_pixels,
+        outputs,
+        inputs,
+        taps,
+        image_byte + weight_byte,
+        out_byte,
+    )

@@ -105,7 +105,13 @@ def convolution_work(
 ) -> FamilyColumns:
     """Return kernel families, work and features of convolutions that are not point convolutions."""
     shapes = collect_shapes(ops)
-    picks = _pick_kernels(ops, conditions, shapes, rate, reference)
+    picks = _pick_kernels(
+        ops,
+        conditions,
+        shapes,
+        rate,
+        reference,
+    )
     padded_k = _pad_taps(shapes, picks)
     groups, product_m, product_n, product_k = shapes.product
     tile = tile_columns(
@@ -120,7 +126,13 @@ def convolution_work(
 
     untouched_byte = shapes.image_byte * (1.0 - shapes.touched_share) * (shapes.dgrad == 0)
     read_byte = shapes.read_byte - untouched_byte
-    work = _count_work(shapes, tile, layouts, read_byte, reference)
+    work = _count_work(
+        shapes,
+        tile,
+        layouts,
+        read_byte,
+        reference,
+    )
     depthwise_kinds = _name_depthwise(ops, shapes)
     work = _with_depthwise(work, ops, depthwise_kinds, read_byte + shapes.write_byte)
 
@@ -129,7 +141,13 @@ def convolution_work(
     plain, logs, aligned = _describe_rows(shapes, tile, layouts, reference)
     plain["tap_padding"] = padded_k[:, 0] / product_k * (1.0 - shapes.depthwise)
     plain |= likelihoods
-    return FamilyColumns(families, work, plain, logs, aligned)
+    return FamilyColumns(
+        families,
+        work,
+        plain,
+        logs,
+        aligned,
+    )
 
 
 def _find_forms(
@@ -375,7 +393,13 @@ def _choose_fastest(
         whole=~never,
         cuda=is_simt,
     )
-    tile = fastest_tile((b, m, n, k), shapes.width[rows], rate[rows], rules, reference)
+    tile = fastest_tile(
+        (b, m, n, k),
+        shapes.width[rows],
+        rate[rows],
+        rules,
+        reference,
+    )
 
     fast_kind = "ampere" if reference.style is LibraryStyle.AMPERE else "hopper"
     labels = [VECTOR_LABEL] * len(choosers)

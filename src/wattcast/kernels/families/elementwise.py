@@ -67,7 +67,13 @@ def elementwise_work(
 
     # Grids: those of kernels that stream, of kernels cut by rows, and of special functions
     issue, table = make_streaming_grids(sizes, missing, sm_count)
-    replace_row_grids(table, sizes, issue, missing, sm_count)
+    replace_row_grids(
+        table,
+        sizes,
+        issue,
+        missing,
+        sm_count,
+    )
     special = _find_special_kernels(ops)
     replace_grids(table, _make_special_grids(special, ops, missing, sm_count))
     grid = dict(zip(LaunchGrid._fields, table, strict=True))
@@ -99,7 +105,13 @@ def elementwise_work(
     }
     aligned = {"align_n": sizes.n, "align_columns": sizes.columns}
     families = _name_families(sizes, special)
-    return FamilyColumns(families, work, _describe_rows(sizes, issue, rounds), logs, aligned)
+    return FamilyColumns(
+        families,
+        work,
+        _describe_rows(sizes, issue, rounds),
+        logs,
+        aligned,
+    )
 
 
 def _make_special_grids(

@@ -185,7 +185,13 @@ def _gather_rows(sizes: _RowSizes, sm_count: float) -> LaunchGrid:
     least_cycles = max(units / sm_count, 1.0) * WORK.block_cycles
     busy_cycles = max(sizes.busy_cycles(units, sm_count), least_cycles)
     steps = sizes.start_steps + sizes.first_load_steps
-    return LaunchGrid(units, steps, slots, sm_cycle=busy_cycles, once=True)
+    return LaunchGrid(
+        units,
+        steps,
+        slots,
+        sm_cycle=busy_cycles,
+        once=True,
+    )
 
 
 def _gather_few_rows(sizes: _RowSizes, sm_count: float) -> LaunchGrid:
@@ -193,7 +199,13 @@ def _gather_few_rows(sizes: _RowSizes, sm_count: float) -> LaunchGrid:
     units = ceil(sizes.columns / _FEW_GATHER_THREADS)
     steps = sizes.rows + sizes.start_steps + sizes.first_load_steps
     busy_cycles = sizes.busy_cycles(units, sm_count)
-    return LaunchGrid(units, steps, _MOST_BLOCKS, sm_cycle=busy_cycles, once=True)
+    return LaunchGrid(
+        units,
+        steps,
+        _MOST_BLOCKS,
+        sm_cycle=busy_cycles,
+        once=True,
+    )
 
 
 def _concatenate(sizes: _RowSizes, sm_count: float) -> LaunchGrid:
@@ -202,7 +214,13 @@ def _concatenate(sizes: _RowSizes, sm_count: float) -> LaunchGrid:
     steps = loops + sizes.start_steps + sizes.missing
     busy_cycles = sizes.busy_cycles(_CAT_BLOCKS, sm_count)
     slots = SM_THREADS / _CAT_THREADS
-    return LaunchGrid(_CAT_BLOCKS, steps, slots, sm_cycle=busy_cycles, once=True)
+    return LaunchGrid(
+        _CAT_BLOCKS,
+        steps,
+        slots,
+        sm_cycle=busy_cycles,
+        once=True,
+    )
 
 
 _GRID_OF_KERNEL = {

@@ -74,10 +74,23 @@ def product_work(
     """Return kernel families, work columns and features of products."""
     shapes = collect_shapes(ops)
     columns = _describe_shapes(conditions, shapes)
-    picks = _pick_kernels(ops, conditions, shapes, columns, rate, reference)
+    picks = _pick_kernels(
+        ops,
+        conditions,
+        shapes,
+        columns,
+        rate,
+        reference,
+    )
     least_feed = 1.0 if reference.style is LibraryStyle.AMPERE else 0.0
     tile = tile_columns(
-        shapes.sizes, shapes.width, shapes.out_width, rate, picks, reference, least_feed
+        shapes.sizes,
+        shapes.width,
+        shapes.out_width,
+        rate,
+        picks,
+        reference,
+        least_feed,
     )
     read_byte, write_byte = _dram_byte(shapes, conditions, tile, reference)
 
@@ -105,7 +118,13 @@ def product_work(
     families, likelihoods = _name_families(ops, shapes, picks, reference)
     plain, logs, aligned = product_features(shapes.sizes, tile, reference)
     plain |= {name: columns[name] for name in _SHAPE_FEATURES}
-    return FamilyColumns(families, work, plain | likelihoods, logs, aligned)
+    return FamilyColumns(
+        families,
+        work,
+        plain | likelihoods,
+        logs,
+        aligned,
+    )
 
 
 def _dram_byte(
@@ -133,7 +152,16 @@ def _dram_byte(
     activation_share = np.where(streams, resident_activations, resident)
     weight_share = np.where(streams, 0.0, resident)
     read = right * (1.0 - weight_share) + left_byte * (1.0 - activation_share)
-    read += reread_byte(shapes.m, shapes.n, operands, resident, tile) + shapes.bias_byte
+    read += (
+        reread_byte(
+            shapes.m,
+            shapes.n,
+            operands,
+            resident,
+            tile,
+        )
+        + shapes.bias_byte
+    )
     return read, out * (1.0 - activation_share)
 
 
@@ -218,7 +246,14 @@ def pick_products(
     conditions = ConditionColumns.from_conditions([condition])
     shapes = collect_shapes([op])
     columns = _describe_shapes(conditions, shapes)
-    picks = _pick_kernels([op], conditions, shapes, columns, np.array([rate]), reference)
+    picks = _pick_kernels(
+        [op],
+        conditions,
+        shapes,
+        columns,
+        np.array([rate]),
+        reference,
+    )
     likely = []
     for place in np.argsort(-picks.share[0], kind="stable").tolist():
         share = float(picks.share[0, place])
@@ -249,7 +284,13 @@ def _choose_fastest(
         reduce_cycles=np.where(is_fast_tf32, TILES.tf32_reduce_cycles, TILES.reduce_cycles),
         large_tiles=TILES.large_tiles if reference.style is LibraryStyle.AMPERE else 0.0,
     )
-    tile = fastest_tile(shapes.sizes, shapes.width, rate, rules, reference)
+    tile = fastest_tile(
+        shapes.sizes,
+        shapes.width,
+        rate,
+        rules,
+        reference,
+    )
 
     labels = []
     for row, (n, m, split) in enumerate(zip(*tile, strict=True)):

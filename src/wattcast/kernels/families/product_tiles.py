@@ -107,7 +107,13 @@ def tile_columns(
     """
     products = _Products(*(_spread_over_picks(size) for size in (*sizes, width)))
     constants = TileConstants(*picks.constants)
-    tiled = _count_tiles(products, picks, constants, reference, least_feed)
+    tiled = _count_tiles(
+        products,
+        picks,
+        constants,
+        reference,
+        least_feed,
+    )
     if not constants.step_byte.all():
         tiled = _without_tiles(tiled, products, picks, reference)
     if constants.on_cuda_cores.any():

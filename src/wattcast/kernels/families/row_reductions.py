@@ -163,7 +163,11 @@ def row_reduction_work(
         "log_byte": column["byte"],
     }
     return FamilyColumns(
-        CodedColumn.from_parts(families, len(ops)), work, plain, logs, {"align_dim": column["dim"]}
+        CodedColumn.from_parts(families, len(ops)),
+        work,
+        plain,
+        logs,
+        {"align_dim": column["dim"]},
     )
 
 
@@ -319,7 +323,13 @@ def _cut_softmax(alike: AlikeRows, byte: Array) -> _Cut:
         passes = 1.5  # of two operands, the gradient is read again
     elif alike.kernel == "loop" and not alike.backward:
         passes = _SOFTMAX_WALKS
-    return _Cut(alike.rows, slots, byte * ROWS.softmax_crossings, passes, passes - 1.0)
+    return _Cut(
+        alike.rows,
+        slots,
+        byte * ROWS.softmax_crossings,
+        passes,
+        passes - 1.0,
+    )
 
 
 def _cut_norm(alike: AlikeRows, byte: Array) -> _Cut:
@@ -337,13 +347,34 @@ def _cut_norm(alike: AlikeRows, byte: Array) -> _Cut:
             reread = _l1_miss_share(alike.row_byte)
         else:
             reread = np.clip(alike.row_byte / 2e4 - 0.5, 0.1, 1.0)
-        return _Cut(alike.rows, slots, crossed_byte, 1.0 + reread, reread, reads)
+        return _Cut(
+            alike.rows,
+            slots,
+            crossed_byte,
+            1.0 + reread,
+            reread,
+            reads,
+        )
     if alike.backward:
-        return _Cut(alike.rows, slots, crossed_byte, 1.0, 1.0, reads)
+        return _Cut(
+            alike.rows,
+            slots,
+            crossed_byte,
+            1.0,
+            1.0,
+            reads,
+        )
     element_byte = ROWS.scalar_element_byte + ROWS.scalar_crossings * alike.dtype.byte
     crossed_byte = alike.rows * (ROWS.scalar_row_byte + alike.dim * element_byte)
     passes = is_layer + ROWS.scalar_passes  # a layer norm loads weights too
-    return _Cut(alike.rows, SM_THREADS / 512.0, crossed_byte, passes, 1.0, reads)
+    return _Cut(
+        alike.rows,
+        SM_THREADS / 512.0,
+        crossed_byte,
+        passes,
+        1.0,
+        reads,
+    )
 
 
 class RowWalk(NamedTuple):

@@ -44,7 +44,13 @@ from wattcast.measure.steady_state import (
     try_spinner,
 )
 
-Row = TypeVar("Row", KernelRow, ChainRow, ModelRow, ModelKernels)
+Row = TypeVar(
+    "Row",
+    KernelRow,
+    ChainRow,
+    ModelRow,
+    ModelKernels,
+)
 Item = TypeVar("Item")
 
 
@@ -148,7 +154,14 @@ class OperatorBench:
         Journal(out / "runs.jsonl", key="run").append(
             make_torch_run_info(run, sampler.identity, gpu.torch)
         )
-        return cls(gpu, sampler, run, try_spinner(gpu.torch), top_hz, **options)
+        return cls(
+            gpu,
+            sampler,
+            run,
+            try_spinner(gpu.torch),
+            top_hz,
+            **options,
+        )
 
 
 @dataclass

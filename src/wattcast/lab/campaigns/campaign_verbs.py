@@ -62,7 +62,16 @@ def kernels(
     read_kernel_plan(round_)  # a round that is not planned is told before anything is started
     step_names = (steps or DEFAULT_STEPS).split(",")
     return _report_counts(
-        run_kernel_campaign(out, step_names, budget_s, few, after, listed, round_), began_s
+        run_kernel_campaign(
+            out,
+            step_names,
+            budget_s,
+            few,
+            after,
+            listed,
+            round_,
+        ),
+        began_s,
     )
 
 
@@ -82,7 +91,15 @@ def models(
     began_s = time.monotonic()
     budget_s = parse(budget, "s", "--budget")
     return _report_counts(
-        run_models(out, budget_s, tuple(steps.split(",")), only, few, tier), began_s
+        run_models(
+            out,
+            budget_s,
+            tuple(steps.split(",")),
+            only,
+            few,
+            tier,
+        ),
+        began_s,
     )
 
 

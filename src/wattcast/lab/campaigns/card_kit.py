@@ -161,7 +161,13 @@ def measure_card(
         cuda=versions.get("cuda", ""),
     )
     try:
-        rows = run_kit(device, PowerReader(source), run, budget_s, few)
+        rows = run_kit(
+            device,
+            PowerReader(source),
+            run,
+            budget_s,
+            few,
+        )
     finally:
         source.close()
     write_kit(out, info, rows, reasons)

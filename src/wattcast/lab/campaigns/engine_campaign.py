@@ -374,9 +374,21 @@ def run_engine_campaign(
     if request.together > 1:
         for first in range(0, len(waiting), request.together):
             group = waiting[first : first + request.together]
-            _run_group(request, group, start, deadline_s, counts)
+            _run_group(
+                request,
+                group,
+                start,
+                deadline_s,
+                counts,
+            )
     else:
-        _run_one_by_one(request, waiting, start, deadline_s, counts)
+        _run_one_by_one(
+            request,
+            waiting,
+            start,
+            deadline_s,
+            counts,
+        )
     counts["seconds"] = round(time.monotonic() - began_s)
     return counts
 
@@ -401,7 +413,13 @@ def _run_one_by_one(
                 if left_s > model.start_s + later.start_s + 3.0 * LEAST_WORK_S:
                     ready[later.name] = start(request, later)
             say(f"{model.name}: starting, {left_s:.0f} s left")
-            _run_child(request, model, child, left_s, counts)
+            _run_child(
+                request,
+                model,
+                child,
+                left_s,
+                counts,
+            )
     finally:
         for child in ready.values():
             _end_child(child)
@@ -438,11 +456,23 @@ def _run_group(
             else:
                 # It must not work while others are measured: one that did drew 400 W beside them.
                 _end_child(children[model.name])
-                _report_failure(request, model, "did not become ready", 0, counts)
+                _report_failure(
+                    request,
+                    model,
+                    "did not become ready",
+                    0,
+                    counts,
+                )
         for number, model in enumerate(ready):
             # What is left is shared evenly by the engines whose turn is still to come.
             turn_s = (deadline_s - time.monotonic()) / (len(ready) - number)
-            _run_child(request, model, children[model.name], turn_s, counts)
+            _run_child(
+                request,
+                model,
+                children[model.name],
+                turn_s,
+                counts,
+            )
     finally:
         for child in children.values():
             _end_child(child)
@@ -508,7 +538,13 @@ def _run_child(
         counts["models"] += 1
         return
     reason = reason if code is None else f"ended with code {code}"
-    _report_failure(request, model, reason, new_rows, counts)
+    _report_failure(
+        request,
+        model,
+        reason,
+        new_rows,
+        counts,
+    )
 
 
 def _report_failure(

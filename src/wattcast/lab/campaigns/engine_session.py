@@ -593,15 +593,32 @@ def run_model(order: dict[str, Any]) -> int:
         bench = _make_bench(llm.llm_engine, model, vllm, torch)
         if model.adapters:
             bench.adapters = lora_adapters.make_adapter_requests(
-                Path(folder), model.config, model.adapters, model.adapter_rank, torch
+                Path(folder),
+                model.config,
+                model.adapters,
+                model.adapter_rank,
+                torch,
             )
         prompts = [tokens for tokens in WARM_PROMPTS if tokens + 2 < model.max_model_len]
         engine_steps.warm_engine(bench, tuple(prompts))
-        weights = _fill_and_check(llm.llm_engine, vllm, torch, bench, model.is_quantized)
+        weights = _fill_and_check(
+            llm.llm_engine,
+            vllm,
+            torch,
+            bench,
+            model.is_quantized,
+        )
         if request.together > 1:
             _meet_points(bench, request, model, facts)
             deadline_s = _wait_for_turn(engine_campaign.ready_path(request, model))
-        counts = _measure_rows(bench, request, facts, deadline_s, weights, torch)
+        counts = _measure_rows(
+            bench,
+            request,
+            facts,
+            deadline_s,
+            weights,
+            torch,
+        )
     say(f"{model.name}: {json.dumps(counts)}")
     sys.stdout.flush()
     sys.stderr.flush()
@@ -656,7 +673,15 @@ def _measure_rows(
             make_torch_run_info(run, sampler.identity, torch)
         )
         room = facts["cache_tokens"], facts["max_seqs"]
-        session = EngineSession(request, model, bench, deadline_s, run, *room, weights=weights)
+        session = EngineSession(
+            request,
+            model,
+            bench,
+            deadline_s,
+            run,
+            *room,
+            weights=weights,
+        )
         session.list_kernels = partial(engine_steps.list_step_kernels, bench, torch=torch)
         session.append(
             f"{model.name}/engine-{run}",

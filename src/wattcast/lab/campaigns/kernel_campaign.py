@@ -162,7 +162,13 @@ def duty_step(campaign: KernelCampaign) -> None:
             continue
         for duty in DUTIES:
             blank = operator_rows.make_blank_row(bench, RowKind.DUTY, spec, duty=duty)
-            make = partial(operator_rows.measure_duty_row, bench, spec, duty, warm_idle_w)
+            make = partial(
+                operator_rows.measure_duty_row,
+                bench,
+                spec,
+                duty,
+                warm_idle_w,
+            )
             campaign.measure(RowKind.DUTY, spec, blank, make)
         done += 1
     _warm_idle_w(campaign, "duty-end", candidates)

@@ -229,7 +229,13 @@ def call_stack(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
     dims = model_campaign.ModelDims(**sizes["dims"])
     row = model_campaign.ModelRunSpec(dims.model, sizes["phase"], sizes["batch"], sizes["seq"])
     built = model_campaign.build_model(row, builder.torch, device, dims)
-    step = model_campaign.make_iteration(built, row, builder.torch, device, dims)
+    step = model_campaign.make_iteration(
+        built,
+        row,
+        builder.torch,
+        device,
+        dims,
+    )
 
     def run(i: int) -> Any:
         with (

@@ -252,7 +252,13 @@ def _spec_attention(operator: Plain) -> OperatorSpec | None:
         return None
     layout, rotated = ("bhsd", "all") if is_decode else ("bshd", "none")
     fields = {"causal": False, **operator}
-    return OperatorSpec("attention", fields, layout, rotated, {"backend": "default"})
+    return OperatorSpec(
+        "attention",
+        fields,
+        layout,
+        rotated,
+        {"backend": "default"},
+    )
 
 
 _CONVOLUTION = (
@@ -328,7 +334,13 @@ def _make_spec(
     **detail: Any,
 ) -> OperatorSpec:
     layout = layout or fields.get("layout", "contiguous")
-    return OperatorSpec("elementwise", fields, layout, rotated, {"form": form, **detail})
+    return OperatorSpec(
+        "elementwise",
+        fields,
+        layout,
+        rotated,
+        {"form": form, **detail},
+    )
 
 
 def _spec_reduction(fields: Plain, width: int) -> OperatorSpec | None:

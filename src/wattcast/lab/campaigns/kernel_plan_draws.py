@@ -86,11 +86,22 @@ def plan_elementwise(random: Random) -> OperatorSpec:
         detail["over"] = random.choice(["rows", "rows", "cols"])
     if form == "transposed":
         detail["inner"] = random.choice([d for d in (1, 1, 64, 128) if rows % max(d, 1) == 0])
-    operator |= _bytes(function, form, dtype, rows, cols, detail)
+    operator |= _bytes(
+        function,
+        form,
+        dtype,
+        rows,
+        cols,
+        detail,
+    )
     if layout != "contiguous":
         operator["layout"] = layout
     return OperatorSpec(
-        "elementwise", operator, layout, "all" if random.random() < 0.15 else "none", detail
+        "elementwise",
+        operator,
+        layout,
+        "all" if random.random() < 0.15 else "none",
+        detail,
     )
 
 

@@ -80,7 +80,12 @@ def _read_spec(row: Plain) -> OperatorSpec:
             "function": operator["op"],
         }
     return OperatorSpec(
-        row["family"], operator, row["layout"], row["rotated"], row["detail"] or {}, "learning"
+        row["family"],
+        operator,
+        row["layout"],
+        row["rotated"],
+        row["detail"] or {},
+        "learning",
     )
 
 
@@ -93,7 +98,11 @@ def predict_power_w(
     (op,) = parse_operators([spec.operator])
     condition = RunCondition(spec.layout, spec.rotated, str(spec.detail.get("backend") or ""))
     kernels = build_kernels(
-        (op,), (condition,), gpu, bundle.reference, (IssueSegment(np.array([0]), np.ones(1), 1),)
+        (op,),
+        (condition,),
+        gpu,
+        bundle.reference,
+        (IssueSegment(np.array([0]), np.ones(1), 1),),
     )
     timeline = analyse_kernels(kernels, gpu, bundle)
     return float(run_governed(timeline, gpu, OperatingPoint(), bundle)[0].asked_w)

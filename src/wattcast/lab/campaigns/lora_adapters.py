@@ -83,6 +83,12 @@ def make_adapter_requests(
     requests = []
     for number in range(1, count + 1):
         path = folder / f"adapter-{number}"
-        write_adapter(path, config, rank, seed=number, torch=torch)
+        write_adapter(
+            path,
+            config,
+            rank,
+            seed=number,
+            torch=torch,
+        )
         requests.append(LoRARequest(path.name, number, str(path)))
     return requests

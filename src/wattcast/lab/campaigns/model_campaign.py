@@ -505,7 +505,11 @@ def measure_model(
         burst_s = once_s if at_top and once_s * 2 <= LONGEST_BURST_S else None
         per_chunk = max(int(CHUNK_S / max(once_s, 1e-6)), 1)
         steady_load = hold_load(
-            bench.sampler, device, lambda: device.issue(load, per_chunk), bench.rule, bench.spinner
+            bench.sampler,
+            device,
+            lambda: device.issue(load, per_chunk),
+            bench.rule,
+            bench.spinner,
         )
     finally:
         if isinstance(load, CapturedIteration):
@@ -539,7 +543,13 @@ class ModelCampaign(campaign_engine.Campaign):
         if not (built and built.model == spec.model and built.training == (spec.phase == "train")):
             self.recover()
             built = self.built = build_model(spec, device.torch, device.name, dims)
-        return built, make_iteration(built, spec, device.torch, device.name, dims)
+        return built, make_iteration(
+            built,
+            spec,
+            device.torch,
+            device.name,
+            dims,
+        )
 
     def recover(self) -> None:
         """Forget the module and give its memory back."""

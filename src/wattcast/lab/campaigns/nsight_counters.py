@@ -126,7 +126,12 @@ def collect_counters(
     choose_counted_specs(few, listed)
     target = ["counters", "--few", str(few), "--plan", listed]
     lines, metrics = run_target(
-        out / "counters.csv", target, read_wanted_metrics(), budget_s, 25.0, ("--nvtx",)
+        out / "counters.csv",
+        target,
+        read_wanted_metrics(),
+        budget_s,
+        25.0,
+        ("--nvtx",),
     )
     rows = list(read_counter_table(lines))
     journal = Journal(out / "counters.jsonl")

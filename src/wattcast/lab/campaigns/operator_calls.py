@@ -186,8 +186,20 @@ class CallBuilder:
         memory.
         """
         if channels_last:
-            return self.operands.take(dtype, n, h, w, c).permute(0, 3, 1, 2)
-        return self.operands.take(dtype, n, c, h, w)
+            return self.operands.take(
+                dtype,
+                n,
+                h,
+                w,
+                c,
+            ).permute(0, 3, 1, 2)
+        return self.operands.take(
+            dtype,
+            n,
+            c,
+            h,
+            w,
+        )
 
     def places(self, o: dict[str, Any]) -> ConvolutionPlaces:
         """Return where the filters of a convolution are laid, and the sides of its output."""
@@ -195,7 +207,14 @@ class CallBuilder:
         wide_padding = o.get("padding_w")
         padding = [o["padding"], o["padding"] if wide_padding is None else wide_padding]
         dilation = 2 * [o.get("dilation", 1)]
-        sides = zip((o["h"], o["w"]), (o["r"], o["s"]), stride, padding, dilation, strict=True)
+        sides = zip(
+            (o["h"], o["w"]),
+            (o["r"], o["s"]),
+            stride,
+            padding,
+            dilation,
+            strict=True,
+        )
         output = [
             (side + 2 * pad - reach * (taps - 1) - 1) // step + 1
             for side, taps, step, pad, reach in sides
@@ -214,8 +233,20 @@ class CallBuilder:
         cache (bhsd).
         """
         if spec.layout == "bhsd":
-            return self.operands.take(spec.operator["dtype"], batch, heads, length, dim)
-        return self.operands.take(spec.operator["dtype"], batch, length, heads, dim).transpose(1, 2)
+            return self.operands.take(
+                spec.operator["dtype"],
+                batch,
+                heads,
+                length,
+                dim,
+            )
+        return self.operands.take(
+            spec.operator["dtype"],
+            batch,
+            length,
+            heads,
+            dim,
+        ).transpose(1, 2)
 
 
 Run = Callable[[], Any]
@@ -428,7 +459,13 @@ class ElementwiseOperands:
         rows = self.rows
         index = self.torch.randint(0, rows, (rows,), device=grad.device)
         back = self.aten.embedding_dense_backward
-        return lambda: back(grad, index, rows, -1, False)
+        return lambda: back(
+            grad,
+            index,
+            rows,
+            -1,
+            False,
+        )
 
     def batchnorm(self) -> Run:
         """Run batch norm by running statistics, by the batch's own, or its gradient, as PyTorch
@@ -480,7 +517,13 @@ class ElementwiseOperands:
         """Take the largest of each window with its place, or compute the gradient."""
         d = self.detail
         forward = self.aten.max_pool2d_with_indices
-        x = self.image(1, d["planes"], d["side"], d["side"], False)
+        x = self.image(
+            1,
+            d["planes"],
+            d["side"],
+            d["side"],
+            False,
+        )
         size = [d["size"]] * 2
         stride = [d["stride"]] * 2
         padding = [d["padding"]] * 2
@@ -489,7 +532,16 @@ class ElementwiseOperands:
         out, places = forward(x, size, stride, padding)
         grad = self.take(*out.shape)
         back = self.aten.max_pool2d_with_indices_backward
-        return lambda: back(grad, x, size, stride, padding, [1, 1], False, places)
+        return lambda: back(
+            grad,
+            x,
+            size,
+            stride,
+            padding,
+            [1, 1],
+            False,
+            places,
+        )
 
     def dropout(self) -> Run:
         """Set random elements to zero and write the mask too, or compute the gradient through that
@@ -702,7 +754,11 @@ class _ConvolutionShapes:
     result: Dimensions
 
     @classmethod
-    def read(cls, operator: Plain, places: ConvolutionPlaces) -> _ConvolutionShapes:
+    def read(
+        cls,
+        operator: Plain,
+        places: ConvolutionPlaces,
+    ) -> _ConvolutionShapes:
         """Take the shapes from an operator and the sides of its output."""
         o = operator
         height, width = places.output
@@ -740,9 +796,25 @@ def _over_rows(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
             return lambda: functional.softmax(x, dim=-1, dtype=None if out is dtype else out)
         if o["op"] == "rmsnorm":
             return lambda: functional.rms_norm(x, (dim,), weight, 1e-6)
-        return lambda: functional.layer_norm(x, (dim,), weight, bias, 1e-5)
+        return lambda: functional.layer_norm(
+            x,
+            (dim,),
+            weight,
+            bias,
+            1e-5,
+        )
 
-    make_run = partial(_turn_rows_back, torch, o, take, out) if is_backward else apply
+    make_run = (
+        partial(
+            _turn_rows_back,
+            torch,
+            o,
+            take,
+            out,
+        )
+        if is_backward
+        else apply
+    )
     runs = [make_run() for _ in range(sets)]
     return OperatorCall(lambda i: runs[i % sets](), sets, 0, byte)
 
@@ -763,12 +835,32 @@ def _turn_rows_back(
     weight = take(dim)
     if operator["op"] == "rmsnorm":
         _, rstd = aten._fused_rms_norm(x, [dim], weight, 1e-6)
-        return lambda: aten._fused_rms_norm_backward(grad, x, [dim], rstd, weight, [True, True])
+        return lambda: aten._fused_rms_norm_backward(
+            grad,
+            x,
+            [dim],
+            rstd,
+            weight,
+            [True, True],
+        )
     bias = take(dim)
     all_three = [True, True, True]
-    _, mean, rstd = aten.native_layer_norm(x, [dim], weight, bias, 1e-5)
+    _, mean, rstd = aten.native_layer_norm(
+        x,
+        [dim],
+        weight,
+        bias,
+        1e-5,
+    )
     return lambda: aten.native_layer_norm_backward(
-        grad, x, [dim], mean, rstd, weight, bias, all_three
+        grad,
+        x,
+        [dim],
+        mean,
+        rstd,
+        weight,
+        bias,
+        all_three,
     )
 
 
@@ -789,7 +881,14 @@ def _call_attention(builder: CallBuilder, spec: OperatorSpec) -> OperatorCall:
     if o.get("backward"):
         grad = take_query()
         qkv = (q, take_cache(), take_cache())
-        run = _make_attention_gradient(torch, grad, qkv, chance, bool(o["causal"]), backend)
+        run = _make_attention_gradient(
+            torch,
+            grad,
+            qkv,
+            chance,
+            bool(o["causal"]),
+            backend,
+        )
         return OperatorCall(lambda i: run(), 1, 2 * (query_byte + cache_byte), 0)
     sets = builder.sets(cache_byte, spec.rotated == "all")
     caches = [(take_cache(), take_cache()) for _ in range(sets)]
@@ -833,7 +932,13 @@ def _make_attention_gradient(
     if grad.device.type == "cpu":
         forward_results = aten._scaled_dot_product_flash_attention_for_cpu(*qkv, chance, causal)
         back = aten._scaled_dot_product_flash_attention_for_cpu_backward
-        return lambda: back(grad, *qkv, *forward_results, chance, causal)
+        return lambda: back(
+            grad,
+            *qkv,
+            *forward_results,
+            chance,
+            causal,
+        )
     if backend == "flash":
         out, lse, *places, seed, offset, _ = aten._scaled_dot_product_flash_attention(
             *qkv, chance, causal, False
@@ -842,10 +947,23 @@ def _make_attention_gradient(
         settings = *places, chance, causal, seed, offset
     else:
         cudnn = aten._scaled_dot_product_cudnn_attention
-        out, lse, *places, seed, offset, _ = cudnn(*qkv, None, True, chance, causal, False)
+        out, lse, *places, seed, offset, _ = cudnn(
+            *qkv,
+            None,
+            True,
+            chance,
+            causal,
+            False,
+        )
         back = aten._scaled_dot_product_cudnn_attention_backward
         settings = seed, offset, None, *places, chance, causal
-    return lambda: back(grad, *qkv, out, lse, *settings)
+    return lambda: back(
+        grad,
+        *qkv,
+        out,
+        lse,
+        *settings,
+    )
 
 
 MAKERS: dict[

@@ -203,7 +203,13 @@ def make_blank_row(
     data = bench.gpu.operands.pattern
     date = steady_state.format_now()
     planned = vars(spec) | {"detail": spec.detail | {"spec": spec.id}}
-    row_id = make_row_id(kind, spec, data, duty, repeat)
+    row_id = make_row_id(
+        kind,
+        spec,
+        data,
+        duty,
+        repeat,
+    )
     return KernelRow(
         row_id,
         kind,
@@ -302,7 +308,11 @@ def measure_sustained_row(
         once_s = float(gpu.timed(graph, 2)[-1]) * graph.copies
         replays = max(int(CHUNK_S / once_s), 1)
         load = steady_state.hold_load(
-            bench.sampler, gpu, lambda: gpu.replay(graph, replays), bench.rule, bench.spinner
+            bench.sampler,
+            gpu,
+            lambda: gpu.replay(graph, replays),
+            bench.rule,
+            bench.spinner,
         )
     _note_rest(bench, time.monotonic(), 1.0)
     fields = _describe_graph(graph) | load.describe(replays * graph.copies)
@@ -337,7 +347,13 @@ def measure_duty_row(
         await_top_clock(bench, 1.2)
         mark = bench.sampler.head
         started_s = time.monotonic()
-        bursts = _replay_bursts(gpu, graph, replays, period_s, started_s)
+        bursts = _replay_bursts(
+            gpu,
+            graph,
+            replays,
+            period_s,
+            started_s,
+        )
     ended_s = time.monotonic()
     _note_rest(bench, ended_s, 0.05)
     settled = steady_state.take_window(

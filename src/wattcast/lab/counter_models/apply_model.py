@@ -114,7 +114,12 @@ def apply_model(
     _check_events(source.name, [e for e in needed if e not in (*events, ACTIVE_CYCLE)], [])
     applied = _apply_to(saved, source.name, rates.names, _activity_of_rates(rates))
     return AppliedModel(
-        saved, source.name, applied.names, applied.duration_s, applied.part_w, rates.power_w
+        saved,
+        source.name,
+        applied.names,
+        applied.duration_s,
+        applied.part_w,
+        rates.power_w,
     )
 
 
@@ -141,7 +146,13 @@ def _complete_launches(activity: Activity, memory_clock_hz: float | None) -> Act
         cycles = np.asarray(activity.at.clock_hz) * activity.duration_s
         value = np.concatenate([value, cycles[:, np.newaxis]], axis=-1)
         events = (*events, ACTIVE_CYCLE)
-    return Activity(activity.duration_s, value, events, at, activity.source)
+    return Activity(
+        activity.duration_s,
+        value,
+        events,
+        at,
+        activity.source,
+    )
 
 
 def _activity_of_rates(rates: CounterRates) -> Activity:
@@ -161,7 +172,13 @@ def _activity_of_rates(rates: CounterRates) -> Activity:
         events.append(ACTIVE_CYCLE)
     at = OperatingPoint(rates.clock_hz, memory_clock_hz=rates.memory_clock_hz)
     value = np.stack(columns, axis=-1)
-    return Activity(duration_s, value, tuple(events), at, ActivitySource.PROFILED)
+    return Activity(
+        duration_s,
+        value,
+        tuple(events),
+        at,
+        ActivitySource.PROFILED,
+    )
 
 
 def _apply_to(
@@ -171,7 +188,14 @@ def _apply_to(
     activity: Activity,
 ) -> AppliedModel:
     power = saved.model.power(activity)
-    return AppliedModel(saved, where, tuple(names), activity.duration_s, power.part_w, None)
+    return AppliedModel(
+        saved,
+        where,
+        tuple(names),
+        activity.duration_s,
+        power.part_w,
+        None,
+    )
 
 
 def draw_applied(applied: AppliedModel) -> Figure:
@@ -195,7 +219,13 @@ def draw_applied(applied: AppliedModel) -> Figure:
         below = below + watts
     if applied.measured_w is not None:
         middle = edges[:-1] + 0.5
-        axes.plot(middle, applied.measured_w, ".", color=figure_style.MEASURED, label="measured")
+        axes.plot(
+            middle,
+            applied.measured_w,
+            ".",
+            color=figure_style.MEASURED,
+            label="measured",
+        )
     axes.set(xlabel="Row", ylabel="Power (W)")
     axes.set_ylim(bottom=0.0)
     axes.legend(

@@ -189,4 +189,10 @@ def _held_out_errors_of_total(table: CounterTable) -> Array:
     folds = deal_folds(np.arange(trained.benchmarks), FOLDS)
     everything = np.ones(trained.benchmarks, dtype=bool)
     settings = replace(bench.start(), tied=False, strength=0.0)
-    return held_out_errors(bench, kind, settings, everything, folds)
+    return held_out_errors(
+        bench,
+        kind,
+        settings,
+        everything,
+        folds,
+    )

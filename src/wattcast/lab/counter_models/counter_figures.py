@@ -101,7 +101,11 @@ def draw_error_planes(result: CounterFit) -> Figure:
     )
 
 
-def _draw_error_plane(ax: Axes, error: Array, largest: float) -> AxesImage:
+def _draw_error_plane(
+    ax: Axes,
+    error: Array,
+    largest: float,
+) -> AxesImage:
     """Draw errors as colours and numbers; clocks are in equal steps, since they are uneven."""
     image = ax.imshow(
         error,
@@ -305,7 +309,11 @@ def draw_rails_errors(fit: RailsFit, device: str = "") -> Figure:
     top_w = 1.03 * float(max(fit.table.power_w.max(), fit.held_out_w[fit.train | fit.test].max()))
     axes.plot([0.0, top_w], [0.0, top_w], color=MEASURED, linewidth=0.8)
     axes.fill_between(
-        [0.0, top_w], [0.0, 0.9 * top_w], [0.0, 1.1 * top_w], color="#DDDDDD", label="within 10 %"
+        [0.0, top_w],
+        [0.0, 0.9 * top_w],
+        [0.0, 1.1 * top_w],
+        color="#DDDDDD",
+        label="within 10 %",
     )
     sets = {
         "microbenchmarks, held out": (fit.train, PREDICTED),

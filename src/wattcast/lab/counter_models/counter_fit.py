@@ -187,7 +187,16 @@ def fit_counters(
     training_tables = {name: table.keep_benchmarks(train) for name, table in tables.items()}
     bench = model_selection.FitWorkbench(training_tables, how.estimator, how.offset_hz)
     clusters = how.clusters or min(len(bench.table.predictors), bench.table.benchmarks // 2)
-    kinds = {model: _fit_kind(bench, model, how, clusters, progress) for model in how.models}
+    kinds = {
+        model: _fit_kind(
+            bench,
+            model,
+            how,
+            clusters,
+            progress,
+        )
+        for model in how.models
+    }
     main = _choose_main_kind(kinds)
     rails = _report_voltages(bench, main) if main.model is CounterModelKind.HYBRID else ()
     tested = None
@@ -266,7 +275,14 @@ def _fit_kind(
     held_out = {}
     for by, label in labels.items():
         folds = how.folds if by == "benchmark" else 0
-        held_out[by] = model_selection.predict_held_out(bench, model, label, by, folds, progress)
+        held_out[by] = model_selection.predict_held_out(
+            bench,
+            model,
+            label,
+            by,
+            folds,
+            progress,
+        )
     return FittedModelKind(
         model=model,
         settings=settings,

@@ -203,5 +203,10 @@ def make_saved_model(
     source = f"wattcast lab fit counters {__version__}, {table.name}: {rows}"
     origin = Provenance(source, datetime.now(tz=UTC).date().isoformat(), device)
     return SavedModel(
-        name, main.power, origin, errors, (*table.notes, *result.warnings), table.scaling
+        name,
+        main.power,
+        origin,
+        errors,
+        (*table.notes, *result.warnings),
+        table.scaling,
     )

@@ -421,7 +421,13 @@ def _list_predictors(columns: ColumnMap) -> tuple[CounterPredictor, ...]:
 def _make_predictor(name: str, event: _EventColumns) -> CounterPredictor:
     rail = event.rail or ("memory" if known_events()[name].module == "dram" else "core")
     source = event.column if isinstance(event.column, str) else " + ".join(event.column)
-    return CounterPredictor(name, rail, event.family, source, event.full)
+    return CounterPredictor(
+        name,
+        rail,
+        event.family,
+        source,
+        event.full,
+    )
 
 
 def read_counter_table(path: Path, columns: Path) -> CounterTable:
@@ -521,7 +527,11 @@ class _ColumnReader(NamedTuple):
     map: ColumnMap
     where: str
 
-    def read_groups(self, work: Sequence[str], names: Sequence[str]) -> list[str]:
+    def read_groups(
+        self,
+        work: Sequence[str],
+        names: Sequence[str],
+    ) -> list[str]:
         """Return the group of each benchmark: its own name where the map has no groups."""
         column = self.map.group
         if column is None:
@@ -544,7 +554,11 @@ class _ColumnReader(NamedTuple):
             for rail, measured in columns.items()
         }
 
-    def read_events(self, clock_hz: Array, work: Sequence[str]) -> Array:
+    def read_events(
+        self,
+        clock_hz: Array,
+        work: Sequence[str],
+    ) -> Array:
         """Return the occurrences of every event, ``(row, event)``."""
         columns = [
             self.read_event(name, event, clock_hz, work) for name, event in self.map.events.items()
@@ -572,7 +586,13 @@ class _ColumnReader(NamedTuple):
         for source, factor in zip(sources, factors, strict=True):
             value = self.read_numbers(source)
             if counted:
-                check_wrapped_counter(self.where, source, value, work, windows)
+                check_wrapped_counter(
+                    self.where,
+                    source,
+                    value,
+                    work,
+                    windows,
+                )
             total = total + value * (self.read_numbers(factor) if factor else 1.0)
         total = event.scale * (event.from_ - total if event.from_ is not None else total)
         return np.asarray(total / self.read_duration_s(clock_hz, name) if counted else total)

@@ -311,7 +311,13 @@ def application_activity(
     memory = memory_clock_hz[:, np.newaxis] / default_hz[1]
     on_memory = np.array(work.on_memory)
     share = work.share[:, np.newaxis, :]  # (application, 1, component)
-    pace = _scale_rates(core, memory, share, work.on_memory, scaling.get(SATURATION))
+    pace = _scale_rates(
+        core,
+        memory,
+        share,
+        work.on_memory,
+        scaling.get(SATURATION),
+    )
     full_hz = np.array([default_hz[memory] for memory in work.on_memory])
     component_cycles = (work.share * full_hz)[:, np.newaxis, :] * pace
 

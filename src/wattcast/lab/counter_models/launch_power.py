@@ -164,7 +164,11 @@ def estimate_launch_power(
             columns.append(per_s * intervals.length_s)
     value = np.stack(columns, axis=-1)
     activity = Activity(
-        intervals.length_s, value, model.required_events, at, ActivitySource.PROFILED
+        intervals.length_s,
+        value,
+        model.required_events,
+        at,
+        ActivitySource.PROFILED,
     )
 
     is_unknown = np.array([launch.key in missing_events for launch in launches])

@@ -84,7 +84,13 @@ def score_prediction(table: CounterTable, predicted_w: Array) -> PowerErrors:
     benchmark_errors = np.bincount(table.benchmark, size) / np.bincount(table.benchmark)
     worst = float(size.max())
     p90 = float(np.quantile(benchmark_errors, 0.9))
-    return PowerErrors(float(size.mean()), float(error.mean()), worst, p90, table.rows)
+    return PowerErrors(
+        float(size.mean()),
+        float(error.mean()),
+        worst,
+        p90,
+        table.rows,
+    )
 
 
 def average_error_plane(
@@ -293,10 +299,31 @@ class FitWorkbench:
         full = table.full(rows)
         for _ in range(1 + HUBER_STEPS):
             how = rail_terms.plan_voltages(cells, *self.reference_hz, settings.floored)
-            pull = rail_terms.shrinkage_penalty(table, terms, cells.scale, full, mean_w, firmness)
+            pull = rail_terms.shrinkage_penalty(
+                table,
+                terms,
+                cells.scale,
+                full,
+                mean_w,
+                firmness,
+            )
             gram = cells.summed(train, clocks)
-            inferred = rail_terms.infer_voltages(terms, gram, how, signed, pull)
-            terms_fit = TermsFit(model, settings, cells, how, inferred, pull, signed)
+            inferred = rail_terms.infer_voltages(
+                terms,
+                gram,
+                how,
+                signed,
+                pull,
+            )
+            terms_fit = TermsFit(
+                model,
+                settings,
+                cells,
+                how,
+                inferred,
+                pull,
+                signed,
+            )
             if self.estimator is not CostEstimator.HUBER or not robust:
                 break
             weight = np.ones(table.rows)
@@ -367,7 +394,14 @@ def choose_settings(
 
     @cache
     def judge(trial: FitSettings, anchored: bool) -> Array:
-        return held_out_errors(bench, model, trial, train, inner, anchored)
+        return held_out_errors(
+            bench,
+            model,
+            trial,
+            train,
+            inner,
+            anchored,
+        )
 
     best = bench.start()
     for axis in bench.options(model):

@@ -103,7 +103,13 @@ def read_accelwattch_hw(path: Path, clock_hz: float) -> tuple[tuple[str, ...], A
     named = next((name for name in _NAME_COLUMNS if name in rows[0]), None)
     names = tuple(row[named] if named else str(i) for i, row in enumerate(rows))
     at = OperatingPoint(clock_hz=clock_hz)
-    return names, Activity(cycles / clock_hz, value, events, at, ActivitySource.PROFILED)
+    return names, Activity(
+        cycles / clock_hz,
+        value,
+        events,
+        at,
+        ActivitySource.PROFILED,
+    )
 
 
 MOST_CLOCK_HZ = 1e11
@@ -139,7 +145,13 @@ def read_ncu(path: Path, sm_count: float | None = None) -> tuple[tuple[LaunchKey
         raise bad_value(where, expectation, float(clock_hz.max()))
     at = OperatingPoint(clock_hz=clock_hz)
     counted = np.stack(list(columns.values()), axis=-1)
-    return launches, Activity(duration_s, counted, tuple(columns), at, ActivitySource.PROFILED)
+    return launches, Activity(
+        duration_s,
+        counted,
+        tuple(columns),
+        at,
+        ActivitySource.PROFILED,
+    )
 
 
 def _check_every_kernel(

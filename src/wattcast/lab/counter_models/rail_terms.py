@@ -144,7 +144,16 @@ class _TermBuilder:
         if rail not in INFERABLE:
             exponent = 0
         number = NO_RAIL if rail is None else RAILS.index(rail)
-        self.terms.append(_Term(name, value, exponent, number, signed, members))
+        self.terms.append(
+            _Term(
+                name,
+                value,
+                exponent,
+                number,
+                signed,
+                members,
+            )
+        )
 
     def add_clocks(self) -> None:
         """Add each clock that varies, whatever the voltage."""
@@ -152,7 +161,11 @@ class _TermBuilder:
             if np.ptp(clock_hz) > 0:
                 self.add(f"{name} clock", clock_hz)
 
-    def add_rails(self, offset_hz: Iterable[float], with_dynamic: bool) -> None:
+    def add_rails(
+        self,
+        offset_hz: Iterable[float],
+        with_dynamic: bool,
+    ) -> None:
         """Add leakage, clock tree, offsets and, where wanted, one switched capacitance of each
         rail.
         """
@@ -188,7 +201,11 @@ class _TermBuilder:
             busy_cycles = self.table.share(rail) * self.clocks_hz[rail]
             self.add(f"{rail} dynamic", busy_cycles, exponent=2, rail=rail)
 
-    def add_events(self, exponent: int, tied: bool) -> None:
+    def add_events(
+        self,
+        exponent: int,
+        tied: bool,
+    ) -> None:
         """Add the events of the table: each its own term, or those of a family tied to one."""
         members_of_term: dict[tuple[str, str], list[int]] = {}
         for index, predictor in enumerate(self.table.predictors):
@@ -198,7 +215,13 @@ class _TermBuilder:
             is_single = len(members) == 1
             name = self.table.predictors[members[0]].event if is_single else f"{family} events"
             occurrence = self.table.occurrence[:, members].sum(axis=1)
-            self.add(name, occurrence, exponent, rail, members=tuple(members))
+            self.add(
+                name,
+                occurrence,
+                exponent,
+                rail,
+                members=tuple(members),
+            )
 
     def build(self) -> ModelTerms:
         """Return the columns side by side."""
@@ -591,7 +614,14 @@ def infer_voltages(
     (``converged`` False)."""
 
     theta = how.start()
-    best = _solve_at(theta, terms, gram, how, signed, penalty)
+    best = _solve_at(
+        theta,
+        terms,
+        gram,
+        how,
+        signed,
+        penalty,
+    )
     if not theta.size:
         return best
     flags = (*signed, *(False,) * theta.size)
@@ -607,7 +637,14 @@ def infer_voltages(
             level, _ = how.voltages(trial)
             if level.min() <= LEAST_VOLTAGE:
                 continue
-            solution = _solve_at(trial, terms, gram, how, signed, penalty)
+            solution = _solve_at(
+                trial,
+                terms,
+                gram,
+                how,
+                signed,
+                penalty,
+            )
             if solution.squares < best.squares:
                 lower = solution
                 break

@@ -317,7 +317,13 @@ def fit_rails(table: CounterTable, leaning: float | None = None) -> RailsFit:
         trials = leaning_errors(table, design, train)
         leaning = choose_leaning(trials)
     costs = solve_rails(design, train, leaning)
-    coefficients, condition = _diagnose_rails(table, design, train, costs, leaning)
+    coefficients, condition = _diagnose_rails(
+        table,
+        design,
+        train,
+        costs,
+        leaning,
+    )
     return RailsFit(
         table=table,
         design=design,
@@ -331,7 +337,15 @@ def fit_rails(table: CounterTable, leaning: float | None = None) -> RailsFit:
         held_out_w=_predict_held_out(table, design, train, leaning),
         coefficients=tuple(coefficients),
         condition=condition,
-        warnings=tuple(_warn_about_rails(table, design, train, coefficients, condition)),
+        warnings=tuple(
+            _warn_about_rails(
+                table,
+                design,
+                train,
+                coefficients,
+                condition,
+            )
+        ),
     )
 
 
@@ -368,14 +382,24 @@ def _diagnose_rails(
     core_w = (design.power_w - costs.memory_power_w(design) - design.static @ costs.static)[busy]
     side = _lean_upwards(core_w, leaning, core @ costs.core)
     weight = np.sqrt(side) / design.power_w[busy]
-    coefficients = _diagnose_rail(design.core_events, core, core_w, costs.core, weight)
+    coefficients = _diagnose_rail(
+        design.core_events,
+        core,
+        core_w,
+        costs.core,
+        weight,
+    )
 
     memory_names = ["memory base", *design.memory_events]
     if table.awake_per_s is not None:
         memory_names.append("memory awake")
     memory_w = design.memory_w[train]
     coefficients += _diagnose_rail(
-        memory_names, design.memory[train], memory_w, costs.memory, 1.0 / memory_w
+        memory_names,
+        design.memory[train],
+        memory_w,
+        costs.memory,
+        1.0 / memory_w,
     )
 
     with_base = np.concatenate([np.ones((core.shape[0], 1)), core], axis=1)
@@ -617,7 +641,11 @@ def make_saved_rails(
     leaning = f"Leaning {result.leaning:g}, chosen by held-out {result.table.choose_on} rows."
     source = f"wattcast lab fit counters, {int(result.train.sum())} rows of {result.table.name}"
     return SavedModel(
-        name, result.model, Provenance(source, device=device), errors, (leaning, *result.warnings)
+        name,
+        result.model,
+        Provenance(source, device=device),
+        errors,
+        (leaning, *result.warnings),
     )
 
 

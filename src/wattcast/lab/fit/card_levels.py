@@ -67,7 +67,11 @@ def load_card_levels(database: str) -> dict[str, CardLevel]:
         serial = int(facts["card_serial"])
         board = facts["card_board"] or ""
         levels[uuid[card]] = CardLevel(
-            *level, count[card], serial, board, product_s.get(uuid[card])
+            *level,
+            count[card],
+            serial,
+            board,
+            product_s.get(uuid[card]),
         )
     return levels
 

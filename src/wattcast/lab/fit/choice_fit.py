@@ -63,7 +63,13 @@ def fit_kernel_choice(rows: KernelRows, reference: ReferenceChip) -> dict[str, K
         columns = CONVOLUTION_COLUMNS if name.startswith("conv2d") else PRODUCT_COLUMNS
         table = np.stack([products.shape[column][chosen] for column in columns], axis=-1)
         sizes = tuple(size[chosen] for size in products.sizes)
-        chooser = _fit_chooser(ran, sizes, table, columns, reference.sm_count)
+        chooser = _fit_chooser(
+            ran,
+            sizes,
+            table,
+            columns,
+            reference.sm_count,
+        )
         if name in VOTED_CLASSES:
             chooser = replace(chooser, votes=_grow_votes(chooser, ran, table))
         choosers[name] = chooser
@@ -241,7 +247,13 @@ def _grow_votes(
 
     if 2 * len(set(ran)) > len(ran):
         return None
-    kinds = zip(chooser.kind, chooser.tile_n, chooser.tile_m, chooser.split, strict=True)
+    kinds = zip(
+        chooser.kind,
+        chooser.tile_n,
+        chooser.tile_m,
+        chooser.split,
+        strict=True,
+    )
     place = {
         KernelLabel(str(k), int(n), int(m), bool(split)): i
         for i, (k, n, m, split) in enumerate(kinds)
@@ -254,7 +266,13 @@ def _grow_votes(
             (tree.children_left < 0, *inner, model.classes_[tree.value[:, 0].argmax(axis=1)])
         )
     feature, threshold, lower, upper, candidate = pack_trees(grown)
-    return TreeVotes(feature, threshold, lower, upper, candidate.astype(np.int32))
+    return TreeVotes(
+        feature,
+        threshold,
+        lower,
+        upper,
+        candidate.astype(np.int32),
+    )
 
 
 _NEVER = 50.0  # penalty on the score of an impossible candidate, in logs

@@ -106,7 +106,11 @@ class MeasuredLayers:
         """Return some of the layers."""
         names = tuple(name for name, is_chosen in zip(self.name, rows, strict=True) if is_chosen)
         return MeasuredLayers(
-            names, self.layer_s[rows], self.alone_s[rows], self.kernels[rows], self.terms[rows]
+            names,
+            self.layer_s[rows],
+            self.alone_s[rows],
+            self.kernels[rows],
+            self.terms[rows],
         )
 
     @property
@@ -135,7 +139,13 @@ def collect_layers(chains: Sequence[Plain], gpu: Gpu) -> MeasuredLayers:
         calls = np.array([listed.count(text) for text in distinct], np.float64)
         ops = parse_operators([json.loads(text) for text in distinct])
         order = (IssueSegment(np.arange(len(ops)), calls, 2),)  # a layer follows another like it
-        kernels = build_kernels(ops, (USUAL_CONDITION,) * len(ops), gpu, reference, order)
+        kernels = build_kernels(
+            ops,
+            (USUAL_CONDITION,) * len(ops),
+            gpu,
+            reference,
+            order,
+        )
         figures.append(
             (calls @ kernels.work.launches, *(cold_cache_terms(kernels, reference.l2_byte) @ calls))
         )
@@ -144,7 +154,11 @@ def collect_layers(chains: Sequence[Plain], gpu: Gpu) -> MeasuredLayers:
         [(float(row["latency_s"]), float(sum(row["alone_s"]))) for row in good]
     ).T
     return MeasuredLayers(
-        tuple(str(row["name"]) for row in good), layer_s, alone_s, table[:, 0], table[:, 1:]
+        tuple(str(row["name"]) for row in good),
+        layer_s,
+        alone_s,
+        table[:, 0],
+        table[:, 1:],
     )
 
 
@@ -216,7 +230,11 @@ def fit_kernel_database(
     if inherits:
         with one_thread():
             bundle, held_rows = few_rows_fit.fit_few_rows(
-                rows, chip, bundle_for(chip), idle_rows, tell
+                rows,
+                chip,
+                bundle_for(chip),
+                idle_rows,
+                tell,
             )
         return replace(bundle, cards=fit_card_spread(rows)), held_rows
     if not idle_rows:
@@ -231,7 +249,14 @@ def fit_kernel_database(
         near = fit_nearness(held_rows)
         residuals = fit_interval_ends(held_rows, near=near)
         widening = (
-            fit_widening(rows, chip, idle, residuals, near, tell)
+            fit_widening(
+                rows,
+                chip,
+                idle,
+                residuals,
+                near,
+                tell,
+            )
             if leaves_out
             else _take_widening(gpu, near)
         )
@@ -248,7 +273,13 @@ def fit_kernel_database(
         f"{len(rows)} rows; residuals from {burst} burst and {sustained} sustained rows "
         "held out in 5 folds"
     )
-    bundle = build_bundle(fit, rows, chip, residuals, note)
+    bundle = build_bundle(
+        fit,
+        rows,
+        chip,
+        residuals,
+        note,
+    )
     return replace(
         bundle,
         cards=fit_card_spread(rows, held_rows),
@@ -280,7 +311,14 @@ def fit_engine_database(
     with one_thread():
         steps = load_fitting_steps(gpu, float(np.mean(chip.clocks.max_hz)))
         torch_rows = kernel_rows.load_kernel_rows(gpu) if database_folder(gpu).is_dir() else None
-        fitted = extend_bundle(start, rows, chip, tell, steps, torch_rows)
+        fitted = extend_bundle(
+            start,
+            rows,
+            chip,
+            tell,
+            steps,
+            torch_rows,
+        )
     return replace_family(start, fitted, family) if family else fitted
 
 
@@ -492,7 +530,12 @@ def variance_components(rows: KernelRows, quantity: str) -> CardComponents | Non
     card = max(float(np.mean(middle**2 - np.pi / 2.0 * within**2 / count)) / 2.0, 0.0)
     cards = len({card for pair in pairs for card in pair})
     return CardComponents(
-        quantity, card**0.5, by_kernel**0.5, float(noise), cards, int(count.sum())
+        quantity,
+        card**0.5,
+        by_kernel**0.5,
+        float(noise),
+        cards,
+        int(count.sum()),
     )
 
 

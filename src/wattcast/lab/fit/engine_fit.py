@@ -101,12 +101,30 @@ def extend_bundle(
         )
     base = without_engine(bundle)
     cards = [describe_bundle_cards(base, torch_rows, gpu)] if torch_rows else []
-    ends = _interval_ends(base, training, gpu, cards, tell)
-    extended = _add_families(base, training, gpu, cards, steps)
+    ends = _interval_ends(
+        base,
+        training,
+        gpu,
+        cards,
+        tell,
+    )
+    extended = _add_families(
+        base,
+        training,
+        gpu,
+        cards,
+        steps,
+    )
     bursts = int(training.is_kind("burst").sum())
     fitted = f"{bursts} bursts, {len(training) - bursts} sustained rows and {len(steps)} steps"
     note = f"engine kernels: {fitted} of {rows.source}"
-    kernels = build_kernels(training.ops, training.conditions, gpu, base.reference, ())
+    kernels = build_kernels(
+        training.ops,
+        training.conditions,
+        gpu,
+        base.reference,
+        (),
+    )
     return replace(
         extended,
         residuals={**base.residuals, **ends},
@@ -176,9 +194,20 @@ def describe_bundle_cards(
 ) -> kernel_fit.CardRows:
     """Return what rows of a bundle's own kernels, not an engine's, tell of their cards."""
     power = bundle.power.as_module_power()
-    kernels = build_kernels(rows.ops, rows.conditions, gpu, bundle.reference, ())
+    kernels = build_kernels(
+        rows.ops,
+        rows.conditions,
+        gpu,
+        bundle.reference,
+        (),
+    )
     priced, sample = kernel_fit.price_rows(
-        rows, kernels, gpu, power.idle, bundle.corrections, bundle.reference
+        rows,
+        kernels,
+        gpu,
+        power.idle,
+        bundle.corrections,
+        bundle.reference,
     )
     return kernel_fit.describe_cards(priced, sample, power, bundle.toggling)
 
@@ -195,7 +224,13 @@ def _add_families(
     """
     learned = bundle.learned
     assert learned is not None, "engine kernels are added to a bundle that was fitted to kernels"
-    kernels = build_kernels(rows.ops, rows.conditions, gpu, bundle.reference, ())
+    kernels = build_kernels(
+        rows.ops,
+        rows.conditions,
+        gpu,
+        bundle.reference,
+        (),
+    )
     corrections, time = _fit_time(bundle, rows, kernels)
     power = bundle.power.as_module_power()
     timed = replace(
@@ -203,7 +238,13 @@ def _add_families(
     )
     modelled_hz = _find_modelled_hz(timed, rows, kernels, gpu)
     priced, sample = kernel_fit.price_rows(
-        rows, kernels, gpu, power.idle, corrections, bundle.reference, modelled_hz
+        rows,
+        kernels,
+        gpu,
+        power.idle,
+        corrections,
+        bundle.reference,
+        modelled_hz,
     )
     engine_cards = kernel_fit.describe_cards(priced, sample, power, bundle.toggling)
     levels = kernel_fit.find_card_levels(*cards, engine_cards)
@@ -236,7 +277,13 @@ def _fit_time(
     burst = rows.is_kind("burst")
     some = kernel_rows.select_kernels(kernels, burst)
     latency_s = rows.column("latency_s")[burst]
-    clock_hz = loaded_clock_hz(law, some, latency_s, reference.top_hz, reference.sm_count)
+    clock_hz = loaded_clock_hz(
+        law,
+        some,
+        latency_s,
+        reference.top_hz,
+        reference.sm_count,
+    )
     terms = compute_ideal_terms(some, reference)
     fitted = fit_corrections(terms, some.work.kernel_family, latency_s, clock_hz)
     corrections = {**bundle.corrections, **fitted}
@@ -279,7 +326,15 @@ def load_fitting_steps(database: str, top_hz: float) -> list[MeasuredStep]:
             options = replace(read_engine_options(row), phase=WorkloadPhase.DECODE, **sizes)
             graph = build_graph(load_measured_model(row["model"]), options)
             card = kernel_rows.number_card(row["card_uuid"])
-            steps.append(MeasuredStep(graph, row["model"], card, row["power_w"], row["latency_s"]))
+            steps.append(
+                MeasuredStep(
+                    graph,
+                    row["model"],
+                    card,
+                    row["power_w"],
+                    row["latency_s"],
+                )
+            )
     return steps
 
 
@@ -396,7 +451,13 @@ def _interval_ends(
         )
         tell(f"fold {k + 1} of {kernel_rows.FOLDS}")
     families = np.array(
-        build_kernels(rows.ops, rows.conditions, gpu, bundle.reference, ()).work.root_family
+        build_kernels(
+            rows.ops,
+            rows.conditions,
+            gpu,
+            bundle.reference,
+            (),
+        ).work.root_family
     )
     power_w, clock_hz, latency_s = kernel_rows.settled_figures(rows)
     power = compare_asked_power(power_w, clock_hz, predicted)

@@ -133,7 +133,13 @@ def fit_host_times(
     rows = [row for row in records.select_kind(*kinds) if row["model"] in layers]
     times = _fit_lines(traffic, [row for row in rows if row["card_uuid"] in hosts])
     free_rows = [row for row in rows if row["kind"] != "decode" and not _is_held_up(row)]
-    launches = _LaunchTimes(layers, times["launch_graph"], traffic, free_rows, hosts)
+    launches = _LaunchTimes(
+        layers,
+        times["launch_graph"],
+        traffic,
+        free_rows,
+        hosts,
+    )
     times.update(launches.average_layers(experts))
     times.update(_average_repeated_layers(records, times["launch_graph"], experts))
     times["admit"] = float(np.mean(traffic.admit_s))
@@ -172,7 +178,11 @@ class _LaunchTimes:
             elif row["card_uuid"] in traffic_hosts:
                 self.loose[model].append(row["launch_s"])
 
-    def per_layer_s(self, model: str, launches_s: Sequence[float]) -> float:
+    def per_layer_s(
+        self,
+        model: str,
+        launches_s: Sequence[float],
+    ) -> float:
         """Return what launching a layer costs over launching the whole model as one graph."""
         return float((np.mean(launches_s) - self.launch_graph_s) / self.layers[model])
 

@@ -67,7 +67,13 @@ def fit_few_rows(
 ) -> tuple[Bundle, HeldOutRows]:
     """Fit a bundle to few rows of a card; return it with its held-out predictions."""
     inherited = move_forecast(rows, gpu, forecast, idle)
-    held_rows = hold_out_inherited(rows, gpu, forecast, idle, inherited)
+    held_rows = hold_out_inherited(
+        rows,
+        gpu,
+        forecast,
+        idle,
+        inherited,
+    )
     bundle = _build_moved_bundle(inherited, held_rows, rows, forecast)
     errors = _tell_errors(held_rows, "from the forecast", tell)
     if rows.is_kind("burst").sum() < LEAST_ALONE or not rows.is_kind("sustained").any() or not idle:
@@ -85,7 +91,11 @@ def fit_few_rows(
     near = held_out.fit_nearness(alone)
     fitted = fit_kernel_rows(rows, gpu, fit_idle_curve(idle, gpu))
     found_alone = build_bundle(
-        fitted, rows, gpu, held_out.fit_interval_ends(alone, near=near), note
+        fitted,
+        rows,
+        gpu,
+        held_out.fit_interval_ends(alone, near=near),
+        note,
     )
     return replace(found_alone, widening=default_widening().with_nearness(near)), alone
 
@@ -114,7 +124,14 @@ def hold_out_inherited(
         moved = shift_power(take_sustained(training), gpu, moved, inherited.power.levels)
         figures[test, :4] = predict_with_bundle(moved, rows.select_rows(test), gpu)
         figures[test, 4:6] = row_nearness(moved, rows.select_rows(test), gpu).T
-    return held_out.collect_held_out(rows, judged, fold, figures, unchosen, gpu)
+    return held_out.collect_held_out(
+        rows,
+        judged,
+        fold,
+        figures,
+        unchosen,
+        gpu,
+    )
 
 
 def _tell_errors(

@@ -159,7 +159,14 @@ def predict_held_out(
     ):
         figures[test], chosen[test] = prediction
         tell(f"fold {k + 1} of {folds}")
-    return collect_held_out(rows, judged, fold, figures, chosen, gpu)
+    return collect_held_out(
+        rows,
+        judged,
+        fold,
+        figures,
+        chosen,
+        gpu,
+    )
 
 
 def _predict_fold(
@@ -172,7 +179,13 @@ def _predict_fold(
     never saw.
     """
     fit = fit_kernel_rows(training, gpu, idle)
-    bundle = build_bundle(fit, test, gpu, {}, "")
+    bundle = build_bundle(
+        fit,
+        test,
+        gpu,
+        {},
+        "",
+    )
     labels = [str(label or "") for label in choose_labels(test, fit.learned.reference)]
     named = np.array([bool(names) for names in test.names]) & np.isin(
         test.family, ("gemm", "conv2d")
@@ -181,7 +194,13 @@ def _predict_fold(
     as_ran_s = np.full(len(test), np.nan)
     if products.any():
         some = test.select_rows(products)
-        kernels = build_kernels(some.ops, conditions_as_ran(some), gpu, bundle.reference, ())
+        kernels = build_kernels(
+            some.ops,
+            conditions_as_ran(some),
+            gpu,
+            bundle.reference,
+            (),
+        )
         as_ran_s[products] = predict_bursts_s(kernels, gpu, bundle)
     near = row_nearness(bundle, test, gpu).T
     return np.column_stack([predict_with_bundle(bundle, test, gpu), near, as_ran_s]), labels
@@ -203,7 +222,13 @@ def collect_held_out(
     some = rows.select_rows(judged)
     power_w, clock_hz, latency_s = settled_figures(some)
     reference = reference_chip(gpu)
-    kernels = build_kernels(some.ops, some.conditions, gpu, reference, ())
+    kernels = build_kernels(
+        some.ops,
+        some.conditions,
+        gpu,
+        reference,
+        (),
+    )
     rate = np.asarray(kernels.pipe_per_cycle) * reference.sm_count * reference.top_hz
     byte = np.array([op.read_byte + op.write_byte for op in some.ops])
     burst = some.is_kind("burst")
@@ -405,7 +430,14 @@ def fit_widening(
     tell: Callable[[str], None] = lambda _: None,
 ) -> Widening:
     """Fit what distance and unmeasured things add to the intervals of a fit on ``rows``."""
-    left_out = predict_left_out(rows, gpu, idle, residuals, near, tell)
+    left_out = predict_left_out(
+        rows,
+        gpu,
+        idle,
+        residuals,
+        near,
+        tell,
+    )
     apart = fit_reason_widening(left_out)
     source = (
         f"{rows.source}: {len(set(left_out.thing))} functions, kinds, formats and "
@@ -485,7 +517,13 @@ def _predict_round(
     """Fit without the rows that have a thing's name, and predict those rows."""
     gone = thing != ""
     training = rows.select_rows(~gone)
-    bundle = build_bundle(fit_kernel_rows(training, gpu, idle), training, gpu, residuals, "")
+    bundle = build_bundle(
+        fit_kernel_rows(training, gpu, idle),
+        training,
+        gpu,
+        residuals,
+        "",
+    )
     bundle = replace(bundle, widening=support_widening.default_widening().with_nearness(near))
     at = np.flatnonzero(gone & rows.is_kind("burst", "sustained") & rows.fit & on_random_data(rows))
     test = rows.select_rows(np.isin(np.arange(len(rows)), at))
@@ -508,7 +546,13 @@ def plan_rounds(rows: KernelRows, gpu: Gpu) -> list[Names]:
     """Plan the rounds: for each, the thing of every row that is left out; empty where a row
     stays.
     """
-    kernels = build_kernels(rows.ops, rows.conditions, gpu, reference_chip(gpu), ())
+    kernels = build_kernels(
+        rows.ops,
+        rows.conditions,
+        gpu,
+        reference_chip(gpu),
+        (),
+    )
     learner = kernels.work.root_family
     counted = rows.is_kind("burst") & rows.fit & on_random_data(rows)
     named = {

@@ -126,7 +126,13 @@ def fit_clock_law(
     line = np.minimum(drops[0] - np.concatenate([[0.0], np.cumsum(drops[1:])]), 1.0)
     without = float(np.median(ratio[~tensor])) if not tensor.all() else 1.0
     line = np.maximum(line, 0.3)
-    return ClockLaw(without, ACTIVITY_KNOTS.copy(), line, clock_power=CLOCK_POWER, top_hz=top_hz)
+    return ClockLaw(
+        without,
+        ACTIVITY_KNOTS.copy(),
+        line,
+        clock_power=CLOCK_POWER,
+        top_hz=top_hz,
+    )
 
 
 def _hat_functions(at: Array, knots: Array) -> Array:
@@ -286,14 +292,32 @@ def fit_kernel_rows(
     """Fit all stages to ``rows``."""
     plain = reference_chip(gpu)
     reference = replace(plain, choice=fit_kernel_choice(rows, plain))
-    kernels = build_kernels(rows.ops, rows.conditions, gpu, reference, ())
+    kernels = build_kernels(
+        rows.ops,
+        rows.conditions,
+        gpu,
+        reference,
+        (),
+    )
     law = _fit_law(rows, kernels, gpu)
     at = rows.is_kind("burst") & on_random_data(rows) & rows.fit
     burst = rows.select_rows(at)
     some = select_kernels(kernels, at)
     latency_s = burst.column("latency_s")
-    effective_hz = loaded_clock_hz(law, some, latency_s, reference.top_hz, reference.sm_count)
-    ran = build_kernels(burst.ops, conditions_as_ran(burst), gpu, reference, ())
+    effective_hz = loaded_clock_hz(
+        law,
+        some,
+        latency_s,
+        reference.top_hz,
+        reference.sm_count,
+    )
+    ran = build_kernels(
+        burst.ops,
+        conditions_as_ran(burst),
+        gpu,
+        reference,
+        (),
+    )
     corrections = fit_corrections(
         compute_ideal_terms(ran, reference), ran.work.kernel_family, latency_s, effective_hz
     )
@@ -301,9 +325,32 @@ def fit_kernel_rows(
         **starting_rule().read_corrections(),
         **corrections,
     }  # a family without bursts may have sustained rows
-    time = fit_residuals(_collect_samples(burst, ran, rows, gpu, plain, kernel_keys, effective_hz))
-    power, toggling, energy = _fit_power(rows, kernels, gpu, idle, kernel_keys, reference)
-    return KernelFit(corrections, law, power, toggling, LearnedFactors(reference, time, energy))
+    time = fit_residuals(
+        _collect_samples(
+            burst,
+            ran,
+            rows,
+            gpu,
+            plain,
+            kernel_keys,
+            effective_hz,
+        )
+    )
+    power, toggling, energy = _fit_power(
+        rows,
+        kernels,
+        gpu,
+        idle,
+        kernel_keys,
+        reference,
+    )
+    return KernelFit(
+        corrections,
+        law,
+        power,
+        toggling,
+        LearnedFactors(reference, time, energy),
+    )
 
 
 def _collect_samples(
@@ -345,7 +392,18 @@ def _collect_samples(
             unseen = replace(
                 plain, choice=fit_kernel_choice(rows.select_rows(all_folds != k), plain)
             )
-            samples.append(sample(build_kernels(some.ops, some.conditions, gpu, unseen, ()), at))
+            samples.append(
+                sample(
+                    build_kernels(
+                        some.ops,
+                        some.conditions,
+                        gpu,
+                        unseen,
+                        (),
+                    ),
+                    at,
+                )
+            )
     named = np.isin(ran.work.root_family, ("gemm", "conv2d")) & np.array(
         [bool(names) for names in burst.names]
     )
@@ -411,7 +469,14 @@ def build_bundle(
         reference=fit.learned.reference,
         learned=fit.learned,
         seen=measured_ranges(
-            rows, build_kernels(rows.ops, rows.conditions, gpu, fit.learned.reference, ())
+            rows,
+            build_kernels(
+                rows.ops,
+                rows.conditions,
+                gpu,
+                fit.learned.reference,
+                (),
+            ),
         ),
         governor_share=fit_governor_share(rows, gpu),
         power_limit_w=find_ends(rows.number.get("power_limit_w", np.empty(0)), 1.0),
@@ -483,7 +548,11 @@ def _fit_law(
     busy = kernels.flop / (np.asarray(kernels.pipe_per_cycle) * float(np.mean(gpu.sm_count)))
     activity = np.clip(busy[usable] / (latency_s * effective)[usable], 0.0, 1.0)
     return fit_clock_law(
-        activity, clock[usable], effective[usable], uses_tensor_cores(kernels)[usable], top_hz
+        activity,
+        clock[usable],
+        effective[usable],
+        uses_tensor_cores(kernels)[usable],
+        top_hz,
     )
 
 
@@ -497,7 +566,14 @@ def _fit_power(
 ) -> tuple[ModulePower, dict[str, float], dict[str, LearnedFactor]]:
     """Fit energies, toggling and the learned energy factor of each family."""
     top_hz = float(np.mean(gpu.clocks.max_hz))
-    priced, sampled = price_rows(rows, kernels, gpu, idle, corrections, reference)
+    priced, sampled = price_rows(
+        rows,
+        kernels,
+        gpu,
+        idle,
+        corrections,
+        reference,
+    )
     # an error in the energy of a capped row becomes an error of its clock: they count half as much
     # again
     weight = np.where(priced.clock_hz < TOP_CLOCK_SHARE * top_hz, 1.5, 1.0)

@@ -244,7 +244,12 @@ class _SortedTexts:
     static: dict[str, float] = field(default_factory=dict)
     other: dict[str, dict[str, str]] = field(default_factory=dict)
 
-    def add(self, component: str, key: str, text: str) -> None:
+    def add(
+        self,
+        component: str,
+        key: str,
+        text: str,
+    ) -> None:
         """Read one parameter of a component; what the model does not know stays a text."""
         parameter = known_parameters().get(key)
         if parameter is not None and parameter.component == component:
@@ -259,7 +264,11 @@ class _SortedTexts:
         else:
             self.other.setdefault(component, {})[key] = text
 
-    def _read_static(self, key: str, text: str) -> float:
+    def _read_static(
+        self,
+        key: str,
+        text: str,
+    ) -> float:
         if key not in STATIC_NAMES:
             expectation = "one of AccelWattch's static powers"
             close = nearest_names(key, STATIC_NAMES)
@@ -268,7 +277,11 @@ class _SortedTexts:
             raise bad_value(f"{self.name}: system/{key}", expectation, key)
         return self._read_number(key, text)
 
-    def _read_number(self, key: str, text: str) -> float:
+    def _read_number(
+        self,
+        key: str,
+        text: str,
+    ) -> float:
         number = parse_number(text)
         if number is None:
             raise bad_value(f"{self.name}: system/{key}", "a number", clip_text(text))
@@ -336,7 +349,12 @@ class _ComponentTree:
     titles: dict[str, str] = field(default_factory=dict)
     element_count: int = 0
 
-    def visit(self, element: Any, component: str = "", depth: int = 1) -> None:
+    def visit(
+        self,
+        element: Any,
+        component: str = "",
+        depth: int = 1,
+    ) -> None:
         """Gather an element of ``component`` and all elements below it."""
         self.element_count += 1
         if depth > MAX_XML_DEPTH or self.element_count > MAX_XML_ELEMENTS:
@@ -368,7 +386,11 @@ class _ComponentTree:
             where = f"{self.name}: {component}/{key}"
             raise bad_value(where, "one value", f"{previous} and {value}")
 
-    def _read_attribute(self, element: Any, key: str) -> str:
+    def _read_attribute(
+        self,
+        element: Any,
+        key: str,
+    ) -> str:
         value = element.get(key)
         if value is None or len(value) > _MAX_TEXT:
             tag = clip_text(element.tag)
@@ -432,7 +454,13 @@ def _format_component(
         yield f"{pad}\t<stat name={quoteattr(key)} value={quoteattr(value)}/>"
     for child, parent in parents.items():
         if parent == component and child != component:
-            yield from _format_component(architecture, params, parents, child, pad + "\t")
+            yield from _format_component(
+                architecture,
+                params,
+                parents,
+                child,
+                pad + "\t",
+            )
     yield f"{pad}</component>"
 
 

@@ -348,7 +348,13 @@ class PowerMeter:
         power = self.model.power(activity)
         watts = power.part_w[0].tolist()
         part_w = dict(zip(power.parts, watts, strict=True))
-        measured = SamplePower(self.samples, duration_s, sum(watts), part_w, self.setting)
+        measured = SamplePower(
+            self.samples,
+            duration_s,
+            sum(watts),
+            part_w,
+            self.setting,
+        )
         self.samples += 1
         self.time_s += duration_s
         self.energy_j += measured.power_w * duration_s
@@ -356,7 +362,11 @@ class PowerMeter:
             self.setting = listener(measured) or self.setting
         return self.setting
 
-    def _read_count(self, name: str, count: float) -> tuple[str, float]:
+    def _read_count(
+        self,
+        name: str,
+        count: float,
+    ) -> tuple[str, float]:
         """Return the event that a counter shows, and its count before any scaling factor."""
         counter = self._counter_of.get(name)
         event = counter.event if counter is not None else name

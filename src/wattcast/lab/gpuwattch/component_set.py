@@ -5,7 +5,11 @@ add components, whose counters become the events ``custom_1`` and so on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import (
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -15,7 +19,11 @@ import msgspec
 
 from wattcast.core import units
 from wattcast.core.errors import bad_value
-from wattcast.core.strict_files import decode_yaml, read_bytes, read_shipped_yaml
+from wattcast.core.strict_files import (
+    decode_yaml,
+    read_bytes,
+    read_shipped_yaml,
+)
 from wattcast.lab.gpuwattch.trace_reading import (
     CUSTOM_EVENTS,
     SimulatorDialect,

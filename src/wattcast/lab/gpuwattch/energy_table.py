@@ -197,7 +197,11 @@ def with_coalescer(table: EnergyTable, core_tech_node: float) -> tuple[EnergyTab
     return scaled, note
 
 
-def _set_coalescer(table: EnergyTable, read_j: float, write_j: float) -> EnergyTable:
+def _set_coalescer(
+    table: EnergyTable,
+    read_j: float,
+    write_j: float,
+) -> EnergyTable:
     return replace(table, coalescer_read_j=read_j, coalescer_write_j=write_j)
 
 
@@ -249,7 +253,11 @@ def _parse_yaml(data: bytes, where: str) -> EnergyTable:
     if unknown := set(file.coalescer) - {"read", "write"}:
         raise bad_value(f"{where}: coalescer", "read and write", ", ".join(sorted(unknown)))
 
-    def parse(text: str, unit: str, key: str) -> float:
+    def parse(
+        text: str,
+        unit: str,
+        key: str,
+    ) -> float:
         return units.parse(text, unit, f"{where}: {key}")
 
     energy_j: dict[str, float] = {}

@@ -18,7 +18,12 @@ bundles."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import (
+    Collection,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import compress
@@ -405,7 +410,13 @@ def measured_chip(name: str) -> MeasuredChip:
     design = design_from_gpu(gpu)
     assert parent is not None
     if gpu.name == PARENT:
-        return MeasuredChip(gpu.name, file.values, file.source, parent, design)
+        return MeasuredChip(
+            gpu.name,
+            file.values,
+            file.source,
+            parent,
+            design,
+        )
     if gpu.name not in CARRIED:
         do = (
             f"Energies are there for {', '.join((PARENT, *CARRIED))}; an architecture "
@@ -604,7 +615,14 @@ def read_measured_counters(path: Path, chip: MeasuredChip) -> tuple[tuple[str, .
     level = chip.voltage.level_at(cycles / seconds)
     families = tuple("" for _ in names)
     counted_launches = CountedLaunches(
-        names, families, np.ones(len(names)), seconds, cycles / seconds, level, active, counts
+        names,
+        families,
+        np.ones(len(names)),
+        seconds,
+        cycles / seconds,
+        level,
+        active,
+        counts,
     )
     return names, launches_to_activity(counted_launches, sms)
 
@@ -644,7 +662,14 @@ def judge_held_out(folder: Path, gpu: str = PARENT) -> HeldOutJudgement:
         )
     error, floor = (mean_percent_error(watts, test.power_w) for watts in (power_w, flat))
     bias = float(100.0 * np.mean(power_w / test.power_w - 1.0))
-    return HeldOutJudgement(rows, len(set(test.names)), error, bias, by_family, floor)
+    return HeldOutJudgement(
+        rows,
+        len(set(test.names)),
+        error,
+        bias,
+        by_family,
+        floor,
+    )
 
 
 def _format_interval(

@@ -95,7 +95,15 @@ def read_chip(request: TraceRequest) -> SimulatedChip:
     if warning := _compare_factors(architecture, table):
         notes.append(warning)
     components = read_component_set(dialect, request.compat is not None, request.components)
-    return SimulatedChip(architecture, config, table, clock_hz, components, notes, measured)
+    return SimulatedChip(
+        architecture,
+        config,
+        table,
+        clock_hz,
+        components,
+        notes,
+        measured,
+    )
 
 
 def find_measured_chip(name: Path) -> measured_energies.MeasuredChip | None:

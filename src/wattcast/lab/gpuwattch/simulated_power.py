@@ -5,7 +5,11 @@ from __future__ import annotations
 import importlib.util
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import (
+    dataclass,
+    field,
+    replace,
+)
 from pathlib import Path
 from typing import TYPE_CHECKING
 

@@ -211,7 +211,13 @@ def read_accelsim(path: Path, clock_hz: float) -> CountedKernels:
     if not (cycles > 0).all():
         raise bad_value(f"{path.name}: gpu_sim_cycle", "cycles above zero", cycles.min())
     at = OperatingPoint(clock_hz=clock_hz)
-    activity = Activity(cycles / clock_hz, value, events, at, ActivitySource.SIMULATED)
+    activity = Activity(
+        cycles / clock_hz,
+        value,
+        events,
+        at,
+        ActivitySource.SIMULATED,
+    )
     note = "each kernel is the difference of the log's totals"
     if is_table:
         note = "statistics of get_stats.py, a row a kernel"

@@ -459,7 +459,11 @@ class MetricTrace:
             ActivitySource.SIMULATED,
         )
 
-    def _unscaled_values(self, block: TraceBlock, added: Mapping[str, Array]) -> Array:
+    def _unscaled_values(
+        self,
+        block: TraceBlock,
+        added: Mapping[str, Array],
+    ) -> Array:
         """Return the counts of all events without applied factors; a plain block is not copied."""
         is_unscaled = bool((self.divisor == 1.0).all())
         if is_unscaled and self.columns == tuple(range(len(self.columns))) and not added:

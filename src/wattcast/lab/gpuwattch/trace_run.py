@@ -417,7 +417,13 @@ class _TracePass:
         if self.compat and activity.has("core_voltage"):
             total_w = job.model.original_total_w(power, activity, job.components.steady_leaves_out)
         self._write_rows(block, power, total_w, ends)
-        self._add_kernels(power, total_w, exact, threads.get("threads_per_warp"), ends)
+        self._add_kernels(
+            power,
+            total_w,
+            exact,
+            threads.get("threads_per_warp"),
+            ends,
+        )
         clocks = {"duration_s": activity.duration_s, "clock_hz": np.asarray(activity.at.clock_hz)}
         self._sum_samples(power, clocks | {"power_w": total_w} | threads, ends)
 
@@ -470,7 +476,13 @@ class _TracePass:
             columns = [total_w[keep], *(part_w[keep, i] for i in range(part_w.shape[1]))]
             self.writer.submit(write_number_rows, log, columns, compat)
         if log := self.logs.get("metric_trace"):
-            self.writer.submit(write_text_rows, log, block.text, drop, compat)
+            self.writer.submit(
+                write_text_rows,
+                log,
+                block.text,
+                drop,
+                compat,
+            )
 
     def _add_kernels(
         self,

@@ -206,7 +206,13 @@ class SteadyStateFinder:
                     sums = counter[max(start - first, 0) : i].sum(axis=0)
                     sums = sums + self._open_sums if start < first else sums
                     self.regions.append(
-                        SteadyRegion(start, first + i, self._kernel, total / count, sums / count)
+                        SteadyRegion(
+                            start,
+                            first + i,
+                            self._kernel,
+                            total / count,
+                            sums / count,
+                        )
                     )
                 count = 0
         self._start = start
@@ -226,7 +232,11 @@ class SteadyStateFinder:
             mean = self._sum / self._count
             self.regions.append(
                 SteadyRegion(
-                    self._start, self._sample, self._kernel, mean, self._open_sums / self._count
+                    self._start,
+                    self._sample,
+                    self._kernel,
+                    mean,
+                    self._open_sums / self._count,
                 )
             )
         elif not any(self.regions):

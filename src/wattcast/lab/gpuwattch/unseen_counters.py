@@ -124,7 +124,14 @@ def estimate_unseen_power(
 
     def total_w(level: int, busiest: str = "") -> Array:
         nonlocal unseen
-        filled = _fill_counters(activity, dialect, width, level, busiest, is_tensor)
+        filled = _fill_counters(
+            activity,
+            dialect,
+            width,
+            level,
+            busiest,
+            is_tensor,
+        )
         seen_model, unseen, _ = model.seen_by(filled.events)
         power = seen_model.power(filled)
         watts = power.total_w

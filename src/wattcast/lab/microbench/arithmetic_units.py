@@ -121,7 +121,13 @@ def register_unit(
         lines.append(f"{registers.type} {name}{chain} = {first};")
         folds.append(registers.bits.format(f"{name}{chain}"))
     lines.append(f"{registers.constants} {declare}".replace("{p}", name))
-    return BenchUnit(name, " ".join(lines), step, " ^ ".join(folds), **more)
+    return BenchUnit(
+        name,
+        " ".join(lines),
+        step,
+        " ^ ".join(folds),
+        **more,
+    )
 
 
 def compare_unit(name: str) -> BenchUnit:
@@ -188,7 +194,18 @@ def multiply_adds(
         )
 
     factors = write_piece("growth.declare", name, type=registers.type)
-    return replace(register_unit(name, kind, "", "", chains, factors, flop=2.0), step=step)
+    return replace(
+        register_unit(
+            name,
+            kind,
+            "",
+            "",
+            chains,
+            factors,
+            flop=2.0,
+        ),
+        step=step,
+    )
 
 
 def move_unit(name: str, count: int) -> BenchUnit:
@@ -262,7 +279,13 @@ def chain_unit(
         )
 
     fold = " ^ ".join(map(registers.bits.format, results))
-    return BenchUnit(name, " ".join(lines), step, fold, operation=operation)
+    return BenchUnit(
+        name,
+        " ".join(lines),
+        step,
+        fold,
+        operation=operation,
+    )
 
 
 def ring_unit(
@@ -294,4 +317,10 @@ def shared_ring_unit(name: str, cluster: int = 1) -> BenchUnit:
     }
     values |= {"cluster": cluster, "sync": write_piece("cluster.sync", "")}
     kind = "cluster_ring" if cluster > 1 else "shared_ring"
-    return fill_unit(kind, name, values, operation="load", cluster=cluster)
+    return fill_unit(
+        kind,
+        name,
+        values,
+        operation="load",
+        cluster=cluster,
+    )

@@ -112,7 +112,13 @@ def sustain_load(
         queued += 1
 
     ahead = 2 if period_s else CHUNKS_AHEAD
-    load = hold_load(bench.sampler, bench.device, queue_chunk, bench.rule, ahead=ahead)
+    load = hold_load(
+        bench.sampler,
+        bench.device,
+        queue_chunk,
+        bench.rule,
+        ahead=ahead,
+    )
     bench.device.recycle(list(load.marks))
     fields = describe_micro_window(load.window)
     unit_s = load.chunk_s / per_chunk
@@ -319,10 +325,23 @@ class DeviceBuffers:
             )
         stamps = device.allocate(8 * STAMP_WORDS * MOST_BLOCKS)
         sink = device.allocate(4 * SINK_WORDS)
-        buffers = cls(device, stamps, sink, device.allocate(size), device.allocate(size), size)
+        buffers = cls(
+            device,
+            stamps,
+            sink,
+            device.allocate(size),
+            device.allocate(size),
+            size,
+        )
         kernel = device.load(compile_buffer_kernels(device.architecture), "fill")
         for address, seed in ((buffers.a, 11), (buffers.b, 12)):
-            device.launch(kernel, 8 * device.sm_count, 256, (address, size // 4, seed), FILL_TYPES)
+            device.launch(
+                kernel,
+                8 * device.sm_count,
+                256,
+                (address, size // 4, seed),
+                FILL_TYPES,
+            )
             if not np.array_equal(
                 device.download(address, 4096, np.uint32), fill_pattern(4096, seed)
             ):
@@ -424,7 +443,11 @@ def prepare_benchmark(
         device.upload(
             b,
             device.tensor_map(
-                buffers.a, row_byte // 2, size // row_byte, TILE_BYTE // 2, TILE_ROWS
+                buffers.a,
+                row_byte // 2,
+                size // row_byte,
+                TILE_BYTE // 2,
+                TILE_ROWS,
             ),
         )
     elif benchmark.timed and benchmark.ring[0]:
@@ -432,8 +455,22 @@ def prepare_benchmark(
         b = buffers.b if nodes * stride <= buffers.size else device.allocate(nodes * stride)
         lent = () if b == buffers.b else (b,)
         link = device.load(compile_buffer_kernels(device.architecture), "link_ring")
-        device.launch(link, 8 * device.sm_count, 256, (b, nodes, stride), RING_TYPES)
-    return ReadyKernel(benchmark, buffers, kernel, blocks, size, b, lent)
+        device.launch(
+            link,
+            8 * device.sm_count,
+            256,
+            (b, nodes, stride),
+            RING_TYPES,
+        )
+    return ReadyKernel(
+        benchmark,
+        buffers,
+        kernel,
+        blocks,
+        size,
+        b,
+        lent,
+    )
 
 
 @cache
@@ -479,7 +516,14 @@ def make_blank_row(
     """Return a row that names what is to be measured."""
     b = benchmark
     what = micro_row_id(b.name, repeat, b.version), b.name, b.group, b.unit.operation, b.curve, b.at
-    return MicroRow(*what, repeat, b.version, b.specification, run, threads=b.threads)
+    return MicroRow(
+        *what,
+        repeat,
+        b.version,
+        b.specification,
+        run,
+        threads=b.threads,
+    )
 
 
 def measure_benchmark(

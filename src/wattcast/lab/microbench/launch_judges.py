@@ -195,7 +195,13 @@ def judge_tensor_cores(p: KernelProfile, results: Sequence[MicroRow]) -> CodeCha
     added = {"tensor": UnitWork(single.seconds * time, single.joules * joules)}
     share = single.seconds / p.time_s
     seen = f"fp32 multiply-adds on tiles take {share:.0%} of the time, tensor cores are idle"
-    return CodeChange("tensor cores", seen, factor, added, unsure=True)
+    return CodeChange(
+        "tensor cores",
+        seen,
+        factor,
+        added,
+        unsure=True,
+    )
 
 
 # bottleneck: metrics that judging it needs, and how

@@ -160,7 +160,16 @@ def stream_unit(
         place=place,
     )
     go_on = write_piece("walk.advance", name, chunk=chunk)
-    return load_unit(name, walk, read, row, steps, width, go_on, chunk=chunk)
+    return load_unit(
+        name,
+        walk,
+        read,
+        row,
+        steps,
+        width,
+        go_on,
+        chunk=chunk,
+    )
 
 
 def store_unit(
@@ -180,7 +189,12 @@ def store_unit(
         place=f"threadIdx.x * {width}u",
     )
     return write_unit(
-        name, walk, "st.global", row, width, write_piece("walk.advance", name, chunk=chunk)
+        name,
+        walk,
+        "st.global",
+        row,
+        width,
+        write_piece("walk.advance", name, chunk=chunk),
     )
 
 
@@ -205,7 +219,13 @@ def cached_unit(
     half = steps * threads * 16
     declare = write_piece("cached.declare", name, half=half, both=2 * half)
     return load_unit(
-        name, declare, "ld.global", threads * 16, steps, 16, write_piece("cached.advance", name)
+        name,
+        declare,
+        "ld.global",
+        threads * 16,
+        steps,
+        16,
+        write_piece("cached.advance", name),
     )
 
 
@@ -214,7 +234,13 @@ def local_unit(name: str, slots: int = 4) -> BenchUnit:
     L1 holds all.
     """
     unit = write_unit(
-        name, write_piece("local.declare", name, slots=slots), "st.local", 16, 16, "", "r"
+        name,
+        write_piece("local.declare", name, slots=slots),
+        "st.local",
+        16,
+        16,
+        "",
+        "r",
     )
     fold = f"{name}[seed % {slots}u].x ^ {name}[seed % {slots}u].y"
     return replace(unit, step=lambda i: unit.step(i % slots), fold=fold)
@@ -263,9 +289,26 @@ def shared_unit(
     )
     go_on = write_piece("shared.advance", p)
     if write:
-        unit = write_unit(p, declare, f"st.{space}", row, width, go_on, "r")
+        unit = write_unit(
+            p,
+            declare,
+            f"st.{space}",
+            row,
+            width,
+            go_on,
+            "r",
+        )
     else:
-        unit = load_unit(p, declare, f"ld.{space}", row, steps, width, go_on, "r")
+        unit = load_unit(
+            p,
+            declare,
+            f"ld.{space}",
+            row,
+            steps,
+            width,
+            go_on,
+            "r",
+        )
     if cluster == 1:
         return unit
     remote_piece = write_piece(
@@ -295,7 +338,12 @@ def constant_unit(name: str, steps: int) -> BenchUnit:
         f"{name}_s ^= {name}{i} ^ {name}{i + 1};" for i in range(0, steps, 2)
     )
     return fill_unit(
-        "constant", name, values, lambda i: {"i": i, "at": 4 * i}, operation="load", byte=4.0
+        "constant",
+        name,
+        values,
+        lambda i: {"i": i, "at": 4 * i},
+        operation="load",
+        byte=4.0,
     )
 
 
@@ -311,7 +359,16 @@ def texture_unit(
         write_piece("texture.declare", name, all=steps * threads),
         write_piece("texture.advance", name),
     )
-    unit = load_unit(name, texts[0], "", 0, steps, 16, texts[1], operation="fetch")
+    unit = load_unit(
+        name,
+        texts[0],
+        "",
+        0,
+        steps,
+        16,
+        texts[1],
+        operation="fetch",
+    )
 
     def step(i: int) -> str:
         return write_piece(
@@ -420,4 +477,10 @@ def async_copy_unit(
         "byte": 16.0,
         "chunk": chunk,
     }
-    return fill_unit("async_copy", name, values, lambda i: {"at": i * row}, **facts)
+    return fill_unit(
+        "async_copy",
+        name,
+        values,
+        lambda i: {"at": i * row},
+        **facts,
+    )

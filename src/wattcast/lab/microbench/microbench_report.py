@@ -77,7 +77,11 @@ COMPARED = {
 Row = list[str]
 
 
-def _read_number(r: MicroRow, column: ReportColumn, gpu: Gpu) -> float | None:
+def _read_number(
+    r: MicroRow,
+    column: ReportColumn,
+    gpu: Gpu,
+) -> float | None:
     if column.name == SPECIFIED:
         return microbench_results.find_specified_rate(gpu, r)
     number: float | None = getattr(r, column.attribute)
@@ -262,7 +266,14 @@ def draw_comparison(
         ratios = [float(rows[place][key]) for place in places]
         every_ratio += ratios
         if places:
-            axes.plot(ratios, places, "o", markersize=4, color=MODULE_COLOURS[colour], label=label)
+            axes.plot(
+                ratios,
+                places,
+                "o",
+                markersize=4,
+                color=MODULE_COLOURS[colour],
+                label=label,
+            )
     axes.axvline(1.0, color="black", linewidth=0.8)
     if max(every_ratio) > 3.0 * min(every_ratio):
         axes.set_xscale("log", base=2)
@@ -688,7 +699,13 @@ def make_microbench_figures(
     for name in CURVES:
         points = [r for r in find_curve(results, name) if r.operation_s and r.operation_j]
         if len(points) > 1:
-            figures[f"microbench-{name}"] = partial(draw_curve, results, name, gpu, source)
+            figures[f"microbench-{name}"] = partial(
+                draw_curve,
+                results,
+                name,
+                gpu,
+                source,
+            )
     if all(find_curve(results, curve) for curve in LATENCY_CURVES):
         figures["microbench-latencies"] = partial(draw_latencies, results, gpu, source)
     figures["microbench-throughput"] = partial(draw_throughput, results, gpu, source)

@@ -6,7 +6,11 @@ with a context open and no work (docs/method/microbenchmarks.md)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import (
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from dataclasses import (
     dataclass,
     field,

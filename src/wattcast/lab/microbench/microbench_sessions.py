@@ -111,7 +111,12 @@ def microbench(
         )
     if child:
         campaign = MicroCampaign(
-            folder, "microbench", time.monotonic() + budget_s, since, repeats, quick
+            folder,
+            "microbench",
+            time.monotonic() + budget_s,
+            since,
+            repeats,
+            quick,
         )
         return VerbResult(exit_code=run_child(campaign, names))
     find_benchmarks([name for name in names if name != "multimedia"])  # a wrong name costs nothing
@@ -160,7 +165,12 @@ def multimedia(
         raise bad_value("--frames", "three frames or more", frames)
     if child:
         campaign = MicroCampaign(
-            folder, "multimedia", time.monotonic() + budget_s, since, repeats, quick
+            folder,
+            "multimedia",
+            time.monotonic() + budget_s,
+            since,
+            repeats,
+            quick,
         )
         return VerbResult(exit_code=run_child(campaign, frames=frames))
     options = ["--repeats", str(repeats), "--frames", str(frames)]
@@ -229,7 +239,13 @@ def run_child(
         write_heartbeat(out, "starting", kind)
         run = make_run_name()
         if kind == "microbench" and not names:  # before a context is opened
-            busy = make_idle_task(sampler, run, "idle_host_busy", 0, host_busy=True)
+            busy = make_idle_task(
+                sampler,
+                run,
+                "idle_host_busy",
+                0,
+                host_busy=True,
+            )
             campaign.run([make_idle_task(sampler, run, "idle_context_off", 0), busy])
         device = CudaDevice.open()
         campaign.bench = bench = DeviceBench(device, sampler, run)
@@ -279,7 +295,14 @@ def make_idle_task(
         return replace(row, **benchmark_kernels.describe_micro_window(window))
 
     return MicroTask(
-        MicroRow(micro_row_id(name, repeat), name, "idle", repeat=repeat, run=run), measure
+        MicroRow(
+            micro_row_id(name, repeat),
+            name,
+            "idle",
+            repeat=repeat,
+            run=run,
+        ),
+        measure,
     )
 
 
@@ -287,7 +310,13 @@ def measure_idle_w(bench: DeviceBench) -> float | None:
     """Measure idle power with the context open, for the energies above idle of the rows that
     follow.
     """
-    task = make_idle_task(bench.sampler, bench.run, "idle", 0, 0.9)
+    task = make_idle_task(
+        bench.sampler,
+        bench.run,
+        "idle",
+        0,
+        0.9,
+    )
     try:
         time.sleep(0.3)
         return task.measure(task.blank).power_w
@@ -323,7 +352,15 @@ def _measure_suite(
         idle_s = 0.75 if campaign.quick else IDLE_S
         for repeat in range(campaign.repeats):
             repeated = [b for b in supported if not (repeat and b.once)]
-            tasks = [make_idle_task(bench.sampler, bench.run, "idle_context_on", repeat, idle_s)]
+            tasks = [
+                make_idle_task(
+                    bench.sampler,
+                    bench.run,
+                    "idle_context_on",
+                    repeat,
+                    idle_s,
+                )
+            ]
             tasks += [make_benchmark_task(suite, benchmark, repeat) for benchmark in repeated]
             tasks[6:6] = [make_transfer_task(suite, name, repeat) for name in transfers]
             campaign.run(tasks)
@@ -508,10 +545,22 @@ class HostCopies:
             call("cuEventRecord", self.began, stream)
             call("cuStreamWaitEvent", self.second_stream, self.began, 0)
         if self.to_device:
-            call("cuMemcpyHtoDAsync", self.buffers.b, self.host, self.size, stream)
+            call(
+                "cuMemcpyHtoDAsync",
+                self.buffers.b,
+                self.host,
+                self.size,
+                stream,
+            )
         if self.to_host:
             back = self.host + self.size
-            call("cuMemcpyDtoHAsync", back, self.buffers.a, self.size, self.second_stream)
+            call(
+                "cuMemcpyDtoHAsync",
+                back,
+                self.buffers.a,
+                self.size,
+                self.second_stream,
+            )
         if self.both_ways:
             call("cuEventRecord", self.ended, self.second_stream)
             call("cuStreamWaitEvent", stream, self.ended, 0)
@@ -587,12 +636,24 @@ class MultimediaRound:
         if not self.host:  # with the frames themselves, to send again
             self.host = int(device.call("cuMemHostAlloc", 2 * size, 0))
             device.call("cuMemcpyDtoH", self.host, self.clip.frames_at, size)
-        device.call("cuMemcpyHtoDAsync", self.clip.frames_at, self.host, size, device.stream)
+        device.call(
+            "cuMemcpyHtoDAsync",
+            self.clip.frames_at,
+            self.host,
+            size,
+            device.stream,
+        )
         if name:
             self.clip.enqueue(name, self.moved_frames)
         result_byte = min(size, self.clip.frames * multimedia_clip.LUMA * 2)
         result_host = self.host + size
-        device.call("cuMemcpyDtoHAsync", result_host, self.clip.result, result_byte, device.stream)
+        device.call(
+            "cuMemcpyDtoHAsync",
+            result_host,
+            self.clip.result,
+            result_byte,
+            device.stream,
+        )
 
     def _make_task(
         self,
@@ -626,7 +687,11 @@ class MultimediaRound:
         checked = self.clip.check(kernel) if kernel else ""
         return sustain_load(self.bench, replace(row, checked=checked), enqueue)
 
-    def _measure_at_rate(self, kernel: str, row: MicroRow) -> MicroRow:
+    def _measure_at_rate(
+        self,
+        kernel: str,
+        row: MicroRow,
+    ) -> MicroRow:
         """Measure a variant of the DCT at a rate that the slowest of them can keep."""
         checked = self.clip.check(kernel)
         variants_s = []
@@ -634,5 +699,10 @@ class MultimediaRound:
             variant = partial(self.clip.enqueue, name)
             variants_s.append(benchmark_kernels.time_unit_s(self.clip.device, variant))
         period_s = round(RATE_RESERVE * max(variants_s), 4) or 1e-4
-        row = replace(row, checked=checked, curve="rate", at=period_s)
+        row = replace(
+            row,
+            checked=checked,
+            curve="rate",
+            at=period_s,
+        )
         return sustain_load(self.bench, row, partial(self.clip.enqueue, kernel), period_s)

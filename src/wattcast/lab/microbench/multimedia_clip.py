@@ -248,8 +248,22 @@ class MediaClip:
         for name, values in table_values.items():
             tables[name] = device.allocate(values.nbytes)
             device.upload(tables[name], values)
-        clip = cls(device, cubin, frames, buffer, result, tables, {})
-        clip._launch("clip", frames * FRAME_BYTE, buffer, tables["turns"], result)
+        clip = cls(
+            device,
+            cubin,
+            frames,
+            buffer,
+            result,
+            tables,
+            {},
+        )
+        clip._launch(
+            "clip",
+            frames * FRAME_BYTE,
+            buffer,
+            tables["turns"],
+            result,
+        )
         for number in (0, frames - 1):
             if not np.array_equal(clip.frame(buffer, number), draw_frame(number)):
                 raise ClipCheckFailed(f"frame {number} of the clip is not what NumPy draws.")
@@ -300,7 +314,11 @@ class MediaClip:
             self.kernels[name] = self.device.load(self.cubin, f"media_{name}")
         blocks = -(-items // THREADS)
         self.device.launch(
-            self.kernels[name], blocks, THREADS, (*addresses, frames or self.frames), TYPES
+            self.kernels[name],
+            blocks,
+            THREADS,
+            (*addresses, frames or self.frames),
+            TYPES,
         )
 
     def check(self, name: str) -> str:

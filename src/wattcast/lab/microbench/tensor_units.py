@@ -116,7 +116,14 @@ def wgmma_unit(
     bits = "(unsigned)acc[{0}]" if is_integer else "__float_as_uint(acc[{0}])"
     # an A tile for each warpgroup and a B tile for all
     pool = STAGES * (groups * A_TILE_BYTE + columns * 128)
-    shape = WgmmaShape(form, columns, sparse, apart, is_integer, pool // STAGES)
+    shape = WgmmaShape(
+        form,
+        columns,
+        sparse,
+        apart,
+        is_integer,
+        pool // STAGES,
+    )
     every_bits = [bits.format(place) for place in range(registers)]
     values: Plain = {
         "words": pool // 4,
@@ -225,8 +232,20 @@ def mma_unit(
     result_type = RESULT_TYPES[form.letter]
     results = [f"{name}{chain}_{n}" for chain in range(chains) for n in range(form.c)]
     declared = [
-        *_declare_operands(name, form, "a", sets * form.a, 0),
-        *_declare_operands(name, form, "b", sets * form.b, 60 if is_double else 50),
+        *_declare_operands(
+            name,
+            form,
+            "a",
+            sets * form.a,
+            0,
+        ),
+        *_declare_operands(
+            name,
+            form,
+            "b",
+            sets * form.b,
+            60 if is_double else 50,
+        ),
     ]
     declared += [f"{result_type.kind} {result} = {result_type.zero};" for result in results]
     end_a = form.c + form.a
@@ -348,7 +367,15 @@ def bulk_unit(
         for stage, wait in enumerate(waits)
     ]
     facts: Plain = {"byte": float(BULK_BYTE), "cluster": cluster}
-    return _make_bulk_unit(name, BULK_STAGES, BULK_STAGES, turns, waits, tile, **facts)
+    return _make_bulk_unit(
+        name,
+        BULK_STAGES,
+        BULK_STAGES,
+        turns,
+        waits,
+        tile,
+        **facts,
+    )
 
 
 def bulk_latency_unit(name: str, size: int) -> BenchUnit:
@@ -383,7 +410,13 @@ def bulk_there_and_back_unit(name: str) -> BenchUnit:
     drain = [*waits[:-1], 'asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");']
     facts: Plain = {"byte": 2.0 * size, "chunk": size * stages}
     return _make_bulk_unit(
-        name, stages, stages - 1, turns, drain, more=f", {name}_out = {name}_k", **facts
+        name,
+        stages,
+        stages - 1,
+        turns,
+        drain,
+        more=f", {name}_out = {name}_k",
+        **facts,
     )
 
 

@@ -415,7 +415,13 @@ def _judge_caching(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange 
         return None
     times = m["l2_read"] / max(m["dram_read"], 1.0)
     seen = f"{hit:.0%} of the sectors loaded are in the L1, L2 gives {times:.1f} times DRAM's"
-    return CodeChange("caching", seen, factor, wait=wait, unsure="l2" in factor)
+    return CodeChange(
+        "caching",
+        seen,
+        factor,
+        wait=wait,
+        unsure="l2" in factor,
+    )
 
 
 def _judge_spills(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
@@ -511,7 +517,11 @@ def judge_fusion(profiles: Sequence[KernelProfile]) -> TuningAdvice | None:
     name = " + ".join(p.name for p in profiles)
     time_s = sum(p.time_s for p in profiles)
     together = KernelProfile(
-        name, time_s, work, unit_work.KernelCounters(), profiles[0].idle_power_w
+        name,
+        time_s,
+        work,
+        unit_work.KernelCounters(),
+        profiles[0].idle_power_w,
     )
     seen = f"{len(profiles)} passes move {1.0 / min(factor.values())[0]:.1f} times what one would"
     seen += ", if each reads what the one before read or wrote"

@@ -385,7 +385,13 @@ def make_profile(
     if combine_units_s(work) > time_s > others_s:  # it is faster here than its microbenchmark
         fitted_s = (time_s**EXPONENT - others_s**EXPONENT) ** (1.0 / EXPONENT)
         work[busiest] = UnitWork(fitted_s, work[busiest].joules)
-    return KernelProfile(name, time_s, work, counters, idle_w)
+    return KernelProfile(
+        name,
+        time_s,
+        work,
+        counters,
+        idle_w,
+    )
 
 
 def _tensor_work(
@@ -519,7 +525,13 @@ def access_ratio(counters: KernelCounters, results: Sequence[MicroRow]) -> Curve
     if mean is None:
         return CurveRatio(1.0, 1.0)
     at = min(max(mean, counters.stretch_byte or 0.0), 16.0)
-    ratio = curve_ratio(results, "access", 16.0, at, by_byte=True) or CurveRatio(1.0, 1.0)
+    ratio = curve_ratio(
+        results,
+        "access",
+        16.0,
+        at,
+        by_byte=True,
+    ) or CurveRatio(1.0, 1.0)
     return CurveRatio(max(ratio.time, 1.0), max(ratio.energy, 1.0))
 
 
@@ -588,7 +600,13 @@ def collect_unit_counters(
     verb += ["--from", str(before)] if before is not None else []
     left_s = budget_s - (time.monotonic() - began_s)
     raw = out / "microbench_counters.csv"
-    lines, metrics = nsight_counters.run_target(raw, verb, read_unit_metrics(), left_s, WRITE_S)
+    lines, metrics = nsight_counters.run_target(
+        raw,
+        verb,
+        read_unit_metrics(),
+        left_s,
+        WRITE_S,
+    )
     journal = Journal(out / "microbench_counters.jsonl")
     have = read_counted_ids(out)
     rows = [row for row in read_unit_table(lines) if row["id"] not in have]

@@ -79,7 +79,13 @@ def table_activity(table: CounterTable, names: Sequence[str]) -> Activity:
     column = {p.event: i for i, p in enumerate(table.predictors)}
     value = np.stack([table.occurrence[:, column[name]] for name in names], axis=1)
     at = OperatingPoint(clock_hz=table.clock_hz, memory_clock_hz=table.memory_clock_hz)
-    return Activity(np.ones(table.rows), value, tuple(names), at, ActivitySource.PROFILED)
+    return Activity(
+        np.ones(table.rows),
+        value,
+        tuple(names),
+        at,
+        ActivitySource.PROFILED,
+    )
 
 
 def make_figures(fit: RailsFit, source: str) -> dict[str, FigureMaker]:
@@ -131,7 +137,13 @@ def draw_dct_power(fit: RailsFit, source: str) -> Figure:
         predicted_w = fit.predicted_w[first] - fit.predicted_w[rows[name]]
         text = f"saves {measured_w:.0f} W\n(predicted {predicted_w:.0f} W)"
         top_w = max(fit.table.power_w[rows[name]], fit.predicted_w[rows[name]])
-        axes.text(place, top_w + 14.0, text, ha="center", va="bottom")
+        axes.text(
+            place,
+            top_w + 14.0,
+            text,
+            ha="center",
+            va="bottom",
+        )
     axes.set_ylim(top=1.2 * float(fit.table.power_w[first]))
     every = (
         f"a pass every {1e3 * fit.table.duration_s[first]:.1f} ms; "

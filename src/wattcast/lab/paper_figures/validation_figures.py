@@ -242,7 +242,13 @@ def _tiles(rows: KernelRows) -> Array:
 
 
 def _l2_byte(rows: KernelRows, gpu: Gpu) -> Array:
-    return build_kernels(rows.ops, rows.conditions, gpu, bundle_for(gpu).reference, ()).work.l2_byte
+    return build_kernels(
+        rows.ops,
+        rows.conditions,
+        gpu,
+        bundle_for(gpu).reference,
+        (),
+    ).work.l2_byte
 
 
 def draw_equal_latency(pairs: EqualLatencyPairs, gpu: str) -> Figure:

@@ -142,7 +142,11 @@ def update_records(trials: Iterable[Trial]) -> None:
         subject, _, name = trial.coefficient.partition(".")
         value = read_subject(subject)[name].value
         records[trial.coefficient] = TrialRecord(
-            subject, name, str(value), trial.test, trial.noticed_factors
+            subject,
+            name,
+            str(value),
+            trial.test,
+            trial.noticed_factors,
         )
     places = list_coefficients([])
     write_trials([records[place] for place in places if place in records])

@@ -90,7 +90,15 @@ def _score_against_mean(
     **more: Any,
 ) -> LedgerRow:
     floor = np.full(measured.size, trained_w.mean())
-    return score_row(f"{card} {where}", quantity, estimate, measured, floor, *goals, **more)
+    return score_row(
+        f"{card} {where}",
+        quantity,
+        estimate,
+        measured,
+        floor,
+        *goals,
+        **more,
+    )
 
 
 def _round_error(predicted: Array, measured: Array) -> float | None:
@@ -109,7 +117,16 @@ def _multimedia_row(fit: RailsFit, score: Callable[..., LedgerRow]) -> LedgerRow
         "worst": f"{worst.name} {worst.off_percent:+.1f} %",
     }
     where = "multimedia, trained on microbenchmarks only"
-    return score(where, "power", predicted, measured, PUBLISHED_ERROR, 3.0, 2.0, **kinds)
+    return score(
+        where,
+        "power",
+        predicted,
+        measured,
+        PUBLISHED_ERROR,
+        3.0,
+        2.0,
+        **kinds,
+    )
 
 
 def _left_out_row(fit: RailsFit, score: Callable[..., LedgerRow]) -> LedgerRow:
@@ -117,7 +134,13 @@ def _left_out_row(fit: RailsFit, score: Callable[..., LedgerRow]) -> LedgerRow:
     predicted_w = fit.held_out_w[fit.train]
     measured_w = fit.table.power_w[fit.train]
     name = "power, leave one benchmark out"
-    return score("microbenchmarks", name, predicted_w, measured_w, **shape)
+    return score(
+        "microbenchmarks",
+        name,
+        predicted_w,
+        measured_w,
+        **shape,
+    )
 
 
 def _saving_rows(fit: RailsFit, card: str) -> list[LedgerRow]:
@@ -151,7 +174,15 @@ def _saving_rows(fit: RailsFit, card: str) -> list[LedgerRow]:
         }
         where = f"{card} kernel beside moving frames"
         name = f"energy of {kernel.name}"
-        ledger_rows.append(make_ledger_row(where, name, 1, abs(kernel.off_percent), **joules))
+        ledger_rows.append(
+            make_ledger_row(
+                where,
+                name,
+                1,
+                abs(kernel.off_percent),
+                **joules,
+            )
+        )
     return ledger_rows
 
 
@@ -181,7 +212,15 @@ def _operator_rows(
         for family in np.unique(family_of[in_set]):
             at = family_of[in_set] == family
             more[str(family)] = _round_error(predicted[at], measured[at])
-        ledger_rows.append(score(where, quantity, predicted, measured, **more))
+        ledger_rows.append(
+            score(
+                where,
+                quantity,
+                predicted,
+                measured,
+                **more,
+            )
+        )
     return ledger_rows
 
 
@@ -295,7 +334,13 @@ def predict_database_operators(fit: RailsFit, gpu: str) -> tuple[list[Plain], Ar
     clock_hz = np.array([row["sm_clock_hz"] for row in rows], dtype=float)
     at = OperatingPoint(clock_hz=clock_hz, memory_clock_hz=float(fit.table.memory_clock_hz[0]))
     duration_s = np.array([row["latency_s"] for row in rows])
-    activity = Activity(duration_s, counts, names, at, ActivitySource.PROFILED)
+    activity = Activity(
+        duration_s,
+        counts,
+        names,
+        at,
+        ActivitySource.PROFILED,
+    )
     return rows, fit.model.power(activity).total_w
 
 

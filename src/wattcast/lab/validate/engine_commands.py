@@ -90,7 +90,13 @@ def make_engine_rows(
         if side in labels and not elsewhere:
             where = f"{gpu} engine {row['kind']}, {labels[side]}"
             judged_rows.append(
-                ask_engine_row(row, engines[row["model"]], records, board or gpu, where)
+                ask_engine_row(
+                    row,
+                    engines[row["model"]],
+                    records,
+                    board or gpu,
+                    where,
+                )
             )
     return judged_rows
 
@@ -106,14 +112,26 @@ def ask_engine_row(
     if row["kind"] == "traffic":
         command = _ask_simulation(row, engine, records, gpu)
         measured = {quantity: float(row[place]) for quantity, place in TRAFFIC_PLACES.items()}
-        return JudgedRow(where, row["id"], command, measured, TRAFFIC_PLACES)
+        return JudgedRow(
+            where,
+            row["id"],
+            command,
+            measured,
+            TRAFFIC_PLACES,
+        )
     steps = count_steps(row, engine)
     measured = {
         "latency": steps * row["latency_s"],
         "power": row["power_w"],
         "energy": steps * row["energy_j"],
     }
-    return JudgedRow(where, row["id"], _ask_prediction(row, engine, gpu), measured, STEP_PLACES)
+    return JudgedRow(
+        where,
+        row["id"],
+        _ask_prediction(row, engine, gpu),
+        measured,
+        STEP_PLACES,
+    )
 
 
 def count_steps(row: Plain, engine: Plain) -> int:

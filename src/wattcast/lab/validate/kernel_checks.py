@@ -83,21 +83,53 @@ def kernel_rows(held_rows: held_out.HeldOutRows, gpu: str) -> list[LedgerRow]:
         if column == "latency_s":
             error = 100 * np.abs(predicted / measured - 1)
             more["median"] = round(float(np.median(error)), 2) if rows.any() else None
-        return score_row(where, quantity, predicted, measured, floors[column][rows], *goals, **more)
+        return score_row(
+            where,
+            quantity,
+            predicted,
+            measured,
+            floors[column][rows],
+            *goals,
+            **more,
+        )
 
     latency, power, clock = (partial(score, column) for column in floors)
     other_data = (np.array(held_rows.kind) == "sustained") & ~sustained
     return [
-        latency("latency", burst, "4-20 at a locked clock", 9.0, 5.5),
+        latency(
+            "latency",
+            burst,
+            "4-20 at a locked clock",
+            9.0,
+            5.5,
+        ),
         *(latency(f"latency, {name}", burst & (family == name), None, 15.0) for name in names),
         latency("latency, sustained, not capped", free),
         latency("latency, sustained, capped", at_limit),
-        power("power", sustained, "3-4 at a locked clock", 5.0, 3.2),
+        power(
+            "power",
+            sustained,
+            "3-4 at a locked clock",
+            5.0,
+            3.2,
+        ),
         power("power, not capped", free),
         power("power, capped", at_limit),
         *(power(f"power, {name}", sustained & (family == name)) for name in names),
-        clock("clock as NVML reports it", sustained, "nobody", 2.5, 1.3),
-        clock("clock, capped", at_limit, "nobody", 5.0, 3.0),
+        clock(
+            "clock as NVML reports it",
+            sustained,
+            "nobody",
+            2.5,
+            1.3,
+        ),
+        clock(
+            "clock, capped",
+            at_limit,
+            "nobody",
+            5.0,
+            3.0,
+        ),
         power("power, zeros, ones and rectified data", other_data),
     ]
 
@@ -123,14 +155,28 @@ def interval_rows(held_rows: held_out.HeldOutRows, gpu: str) -> list[LedgerRow]:
             "median_width": np.median(width[at]),
         }
         more: dict[str, Any] = {key: round(100 * float(share), 1) for key, share in shares.items()}
-        return make_ledger_row(where, name, int(at.sum()), None, **more, wanted=[85.0, 95.0])
+        return make_ledger_row(
+            where,
+            name,
+            int(at.sum()),
+            None,
+            **more,
+            wanted=[85.0, 95.0],
+        )
 
     for quantity, near in (("latency", held_rows.near), ("power", held_rows.near_power)):
         ratio, measured = held_rows.ratio(quantity)
         judged[quantity] = (
             near,
             measured,
-            *_find_covered(quantity, ratio, held_rows.fold, family, near, measured),
+            *_find_covered(
+                quantity,
+                ratio,
+                held_rows.fold,
+                family,
+                near,
+                measured,
+            ),
         )
     for name in dict.fromkeys(held_rows.family):
         for quantity, (_, measured, inside, width) in judged.items():
@@ -265,7 +311,13 @@ def _score_choice(
         "split_of_k": _percent(same_split),
         "distinct_kernels": len(distinct),
     }
-    return make_ledger_row(where, f"kernel of {name}", len(same_kind), None, **agreement)
+    return make_ledger_row(
+        where,
+        f"kernel of {name}",
+        len(same_kind),
+        None,
+        **agreement,
+    )
 
 
 def _percent(flags: list[bool]) -> float:
@@ -307,7 +359,13 @@ def counter_rows(gpu: str) -> list[LedgerRow]:
     specs = [spec for spec in measured if spec in first]
     ops = tuple(rows.ops[first[spec]] for spec in specs)
     conditions = [replace(rows.conditions[first[spec]], rotated=COUNTED_ROTATION) for spec in specs]
-    kernels = build_kernels(ops, conditions, chip, bundle_for(chip).reference, ())
+    kernels = build_kernels(
+        ops,
+        conditions,
+        chip,
+        bundle_for(chip).reference,
+        (),
+    )
     events, value = count_events(kernels)
     column = dict(zip(events, value.T, strict=True))
     predicted = {
@@ -359,7 +417,13 @@ def _compare_bytes(
         "left_out": int((~enough).sum()),
     }
     error = float(100 * np.mean(np.abs(ratio - 1)))
-    return make_ledger_row(f"{gpu} counters", f"{level} bytes", int(enough.sum()), error, **more)
+    return make_ledger_row(
+        f"{gpu} counters",
+        f"{level} bytes",
+        int(enough.sum()),
+        error,
+        **more,
+    )
 
 
 def layer_rows(gpu: str) -> list[LedgerRow]:
@@ -414,7 +478,13 @@ def card_rows(gpu: str, held_rows: held_out.HeldOutRows) -> list[LedgerRow]:
                 )
             entries["from"] = spread.source
         spreads.append(
-            make_ledger_row(where, f"{quantity}, deviation of another card", count, None, **entries)
+            make_ledger_row(
+                where,
+                f"{quantity}, deviation of another card",
+                count,
+                None,
+                **entries,
+            )
         )
     for quantity in (
         kinds
@@ -430,7 +500,15 @@ def card_rows(gpu: str, held_rows: held_out.HeldOutRows) -> list[LedgerRow]:
                 for card, one in left_out.items()
             }
             name = f"{quantity}, kernels in common, inside the spread that the other cards show"
-            spreads.append(make_ledger_row(where, name, int(inside.size), None, **more))
+            spreads.append(
+                make_ledger_row(
+                    where,
+                    name,
+                    int(inside.size),
+                    None,
+                    **more,
+                )
+            )
     return spreads
 
 
@@ -514,8 +592,22 @@ def engine_kernel_rows(gpu: str) -> list[LedgerRow]:
     predicted_s, predicted_w = predict_with_bundle(bundle, judged, hardware.load_gpu(gpu)).T[:2]
     burst = judged.is_kind("burst")
     return [
-        *_score_engine_kernels(where, "latency", judged, burst, predicted_s, measured_s),
-        *_score_engine_kernels(where, "power", judged, ~burst, predicted_w, measured_w),
+        *_score_engine_kernels(
+            where,
+            "latency",
+            judged,
+            burst,
+            predicted_s,
+            measured_s,
+        ),
+        *_score_engine_kernels(
+            where,
+            "power",
+            judged,
+            ~burst,
+            predicted_w,
+            measured_w,
+        ),
     ]
 
 

@@ -92,7 +92,15 @@ def build_ledger(
     where = f"{PARENT} components of AccelWattch"
     quantity = "power, operators never used"
     rows.append(
-        make_ledger_row(where, quantity, judged.rows, judged.mape, judged.constant, None, 8.0)
+        make_ledger_row(
+            where,
+            quantity,
+            judged.rows,
+            judged.mape,
+            judged.constant,
+            None,
+            8.0,
+        )
     )
     rows += [row for gpu in GPUS for row in make_energy_rows(gpu)]
     for section, (where, quantity, make_long) in public_sets.LONG_SETS.items():

@@ -46,7 +46,13 @@ def draw_held_out(quantity: str = "latency", gpu: str = "h200") -> Figure:
     panels = figure.subplots(2, -(-len(families) // 2)).ravel()
     for axes, family in zip(panels, families, strict=False):
         here = at & (np.array(held_rows.family) == family)
-        _draw_band(axes, true[here], predicted[here], band, logarithmic)
+        _draw_band(
+            axes,
+            true[here],
+            predicted[here],
+            band,
+            logarithmic,
+        )
         axes.plot(
             true[here],
             predicted[here],
@@ -86,7 +92,13 @@ def _draw_band(
         alpha=0.15,
         lw=0,
     )
-    axes.plot(ends, ends, "-", color=OURS, lw=1.0)
+    axes.plot(
+        ends,
+        ends,
+        "-",
+        color=OURS,
+        lw=1.0,
+    )
     if logarithmic:
         axes.set(xscale="log", yscale="log")
 
@@ -109,7 +121,13 @@ def draw_whole_models(gpu: str) -> Figure | None:
         (panels[1], "power (W)", compared.power_w, compared.predicted_w, False),
         (panels[2], "energy (J)", compared.energy_j, energy_j, True),
     ):
-        _draw_band(axes, measured, predicted, 0.1, logarithmic)
+        _draw_band(
+            axes,
+            measured,
+            predicted,
+            0.1,
+            logarithmic,
+        )
         for label, at, mark in (
             ("GPU-bound, capped", compared.graph & compared.capped, "o"),
             ("GPU-bound", compared.graph & ~compared.capped, "^"),

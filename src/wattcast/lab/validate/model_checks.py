@@ -244,8 +244,20 @@ def model_rows(
         cases = whole_models.load_models(database or gpu)
     except BadInput as error:
         return [
-            make_absent_row(f"{where}, GPU-bound", "latency", str(error), must=11.0, aim=7.0),
-            make_absent_row(f"{where}, GPU-bound", "power", str(error), must=4.5, aim=3.0),
+            make_absent_row(
+                f"{where}, GPU-bound",
+                "latency",
+                str(error),
+                must=11.0,
+                aim=7.0,
+            ),
+            make_absent_row(
+                f"{where}, GPU-bound",
+                "power",
+                str(error),
+                must=4.5,
+                aim=3.0,
+            ),
         ]
     chip = hardware.load_gpu(gpu)
     bundle = bundle or bundle_for(chip)
@@ -329,7 +341,14 @@ class _BoundModels:
         if mask.any():
             median = float(np.median((predicted_s / measured_s)[mask]))
             more["median_ratio"] = round(median, 3)
-        return self._score(quantity, mask, predicted_s, measured_s, self.floor_s, **more)
+        return self._score(
+            quantity,
+            mask,
+            predicted_s,
+            measured_s,
+            self.floor_s,
+            **more,
+        )
 
     def score_power(
         self,
@@ -347,18 +366,45 @@ class _BoundModels:
             error = mean_percent_error(simple_w[mask], measured_w[mask])
             more[name] = None if error is None else round(error, 2)
         predicted_w = self.compared.predicted_w
-        return self._score(quantity, mask, predicted_w, measured_w, self.floor_w, **more)
+        return self._score(
+            quantity,
+            mask,
+            predicted_w,
+            measured_w,
+            self.floor_w,
+            **more,
+        )
 
-    def score_energy(self, quantity: str, mask: Mask) -> LedgerRow:
+    def score_energy(
+        self,
+        quantity: str,
+        mask: Mask,
+    ) -> LedgerRow:
         """Score the energy."""
         predicted_j = self.compared.predicted_s * self.compared.predicted_w
         floor_j = self.floor_s * self.floor_w
-        return self._score(quantity, mask, predicted_j, self.compared.energy_j, floor_j)
+        return self._score(
+            quantity,
+            mask,
+            predicted_j,
+            self.compared.energy_j,
+            floor_j,
+        )
 
-    def score_clock(self, quantity: str, mask: Mask) -> LedgerRow:
+    def score_clock(
+        self,
+        quantity: str,
+        mask: Mask,
+    ) -> LedgerRow:
         """Score the clock, against the top clock as the simple model."""
         predicted_hz = self.compared.predicted_hz
-        return self._score(quantity, mask, predicted_hz, self.compared.clock_hz, self.top_hz)
+        return self._score(
+            quantity,
+            mask,
+            predicted_hz,
+            self.compared.clock_hz,
+            self.top_hz,
+        )
 
     def _score(
         self,
@@ -370,7 +416,14 @@ class _BoundModels:
         **more: Any,
     ) -> LedgerRow:
         """Score the runs of a mask."""
-        return score_row(self.where, quantity, predicted[mask], measured[mask], floor[mask], **more)
+        return score_row(
+            self.where,
+            quantity,
+            predicted[mask],
+            measured[mask],
+            floor[mask],
+            **more,
+        )
 
 
 def _launched_rows(
@@ -397,7 +450,12 @@ def _launched_rows(
     }
     return [
         score_row(
-            where, "latency, launch cost from the other models", left_out, measured, default, **more
+            where,
+            "latency, launch cost from the other models",
+            left_out,
+            measured,
+            default,
+            **more,
         ),
         score_row(where, "latency, default launch cost", default, measured),
         score_row(
@@ -439,7 +497,14 @@ def compare_serving(
     rows = [row for row in rows if held_out is None or is_held_out(row) == held_out]
     asked_rows = [row for row in rows if row["kind"] in ASKED_KINDS]
     judged = [
-        ask_engine_row(row, engines[row["model"]], records, gpu.name, "") for row in asked_rows
+        ask_engine_row(
+            row,
+            engines[row["model"]],
+            records,
+            gpu.name,
+            "",
+        )
+        for row in asked_rows
     ]
     comparisons = []
     for row, one, predicted in zip(asked_rows, judged, judge_rows(judged), strict=True):
@@ -447,7 +512,13 @@ def compare_serving(
             quantity: (one.measured[quantity], value) for quantity, value in predicted.items()
         }
         comparisons.append(
-            ServingComparison(row["id"], row["model"], row["kind"], is_held_out(row), values)
+            ServingComparison(
+                row["id"],
+                row["model"],
+                row["kind"],
+                is_held_out(row),
+                values,
+            )
         )
     costs: dict[str, StepCosts] = {}  # a table takes a second
     for row in (row for row in rows if row["kind"] not in ASKED_KINDS):
@@ -457,7 +528,13 @@ def compare_serving(
         settings = EngineSettings(int(engine["max_batched_tokens"]), int(engine["max_seqs"]))
         values = _compare_step(row, costs[row["model"]], settings)
         comparisons.append(
-            ServingComparison(row["id"], row["model"], row["kind"], is_held_out(row), values)
+            ServingComparison(
+                row["id"],
+                row["model"],
+                row["kind"],
+                is_held_out(row),
+                values,
+            )
         )
     return comparisons
 
@@ -506,7 +583,14 @@ def _compare_step(
     else:
         parts = [[(tokens, 0)] * prompts]
     steps = [
-        predict_steady_step(costs, batch, context, chunks, prompts / len(parts)) for chunks in parts
+        predict_steady_step(
+            costs,
+            batch,
+            context,
+            chunks,
+            prompts / len(parts),
+        )
+        for chunks in parts
     ]
     latency_s, energy_j = (float(np.mean([step[place] for step in steps])) for place in (0, 1))
     return {
@@ -597,5 +681,14 @@ def make_serving_rows(
                 mape = float(np.mean([abs(one.error_percent(quantity)) for one in same]))
                 must, aim = goals.get(quantity, (None, None)) if side else (None, None)
                 where = f"{gpu} engine {kind}, {label}"
-                rows.append(make_ledger_row(where, quantity, len(same), mape, must=must, aim=aim))
+                rows.append(
+                    make_ledger_row(
+                        where,
+                        quantity,
+                        len(same),
+                        mape,
+                        must=must,
+                        aim=aim,
+                    )
+                )
     return rows

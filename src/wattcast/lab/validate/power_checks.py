@@ -108,7 +108,13 @@ def compare_power_models(gpu: str = "h200", count: int = KERNELS) -> list[Kernel
         row = entries[i][0]
         (op,) = parse_operators([row["operator"]])
         place_w = {
-            "forecast": _forecast_parts(row, op, chip, bundle, forecast_w[_row_key(row)]),
+            "forecast": _forecast_parts(
+                row,
+                op,
+                chip,
+                bundle,
+                forecast_w[_row_key(row)],
+            ),
             "counters": counter_w[k],
             "components": component_w[k],
         }
@@ -151,7 +157,13 @@ def _forecast_parts(
     without this shape.
     """
     segment = IssueSegment(np.array([0]), np.array([1.0]), 1)
-    kernels = build_kernels((op,), (read_condition(row),), chip, bundle.reference, (segment,))
+    kernels = build_kernels(
+        (op,),
+        (read_condition(row),),
+        chip,
+        bundle.reference,
+        (segment,),
+    )
     timeline = analyse_kernels(kernels, chip, bundle)
     at = run_governed(timeline, chip, OperatingPoint(), bundle)[0].at
     detail = detail_at_clock(timeline, at, bundle)
@@ -329,7 +341,13 @@ def _counter_parts(
         events["core_cycle"] = seconds * row["sm_clock_hz"]
         at = OperatingPoint(clock_hz=row["sm_clock_hz"], memory_clock_hz=chip.memory.clock_hz)
         counts = np.array([list(events.values())])
-        activity = Activity(np.array([seconds]), counts, tuple(events), at, ActivitySource.PROFILED)
+        activity = Activity(
+            np.array([seconds]),
+            counts,
+            tuple(events),
+            at,
+            ActivitySource.PROFILED,
+        )
         power = model.power(activity)
         operator_parts.append(_group_watts(power.parts, power.part_w[0], place_of))
     return operator_parts

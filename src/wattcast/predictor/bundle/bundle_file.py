@@ -217,7 +217,13 @@ class CorrectionFile(msgspec.Struct, forbid_unknown_fields=True):
     def to_correction(self, where: str) -> Correction:
         """Return the correction, its time in seconds."""
         fixed_s = _parse_short_time(self.fixed, f"{where}.fixed")
-        return Correction(self.compute, self.memory, fixed_s, self.l2, self.serial_cycle)
+        return Correction(
+            self.compute,
+            self.memory,
+            fixed_s,
+            self.l2,
+            self.serial_cycle,
+        )
 
 
 class LaunchFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -324,7 +330,13 @@ class _RangeFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True)
         forms = None
         if self.forms is not None:
             forms = {kind: tuple(names.split(", ")) for kind, names in self.forms.items()}
-        return MeasuredRange(self.dtypes, self.groups, self.sizes, forms, self.clock_hz)
+        return MeasuredRange(
+            self.dtypes,
+            self.groups,
+            self.sizes,
+            forms,
+            self.clock_hz,
+        )
 
     @classmethod
     def from_range(cls, seen: MeasuredRange) -> _RangeFile:
@@ -332,7 +344,13 @@ class _RangeFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True)
         forms = None
         if seen.forms is not None:
             forms = {kind: ", ".join(names) for kind, names in seen.forms.items()}
-        return cls(seen.dtypes, seen.groups, dict(seen.sizes), forms, seen.clock_hz)
+        return cls(
+            seen.dtypes,
+            seen.groups,
+            dict(seen.sizes),
+            forms,
+            seen.clock_hz,
+        )
 
 
 class _PowerFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -525,7 +543,13 @@ def _write_launch(launch: LaunchCosts) -> LaunchFile:
 
 
 def _write_correction(c: Correction) -> CorrectionFile:
-    return CorrectionFile(c.compute, c.memory, f"{c.fixed_s!r} s", c.l2, c.serial_cycle)
+    return CorrectionFile(
+        c.compute,
+        c.memory,
+        f"{c.fixed_s!r} s",
+        c.l2,
+        c.serial_cycle,
+    )
 
 
 def _write_reference(reference: ReferenceChip) -> _ReferenceFile:

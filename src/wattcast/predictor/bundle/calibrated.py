@@ -148,7 +148,11 @@ def _carry_times(
         base,
         corrections={**base.corrections, **_carry_fitted(calibrated, chip, gpu)},
         learned=LayeredFactors(
-            carried.reference, carried.time, {}, own=carried, carried=base.learned
+            carried.reference,
+            carried.time,
+            {},
+            own=carried,
+            carried=base.learned,
         ),
         assumptions=(*base.assumptions[:1], note, *base.assumptions[1:]),
     )

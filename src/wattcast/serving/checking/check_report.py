@@ -127,10 +127,31 @@ def _summarise_load(load: CheckedLoad) -> dict[str, Any]:
     for figure in load.figures:
         fields = ("measured", "planned", "simulated", "low", "high", "is_inside")
         figures[figure.name] = take_fields(figure, *fields)
-    causes = [take_fields(cause, "name", "strength", "sentence", "gain") for cause in load.causes]
+    causes = [
+        take_fields(
+            cause,
+            "name",
+            "strength",
+            "sentence",
+            "gain",
+        )
+        for cause in load.causes
+    ]
     return {
-        **take_fields(window, *names, "output_tokens_per_s", "running", "waiting"),
-        **take_fields(window, "power_w", "clock_hz", "prefix_hit_share", "preemptions"),
+        **take_fields(
+            window,
+            *names,
+            "output_tokens_per_s",
+            "running",
+            "waiting",
+        ),
+        **take_fields(
+            window,
+            "power_w",
+            "clock_hz",
+            "prefix_hit_share",
+            "preemptions",
+        ),
         "figures": figures,
         "causes": causes,
     }

@@ -258,7 +258,13 @@ def read_prometheus(
     """
     end_s = time.time() if now_s is None else now_s
     count = max(round(window_s / slice_s), 1)
-    client = PrometheusClient(url, slice_s, end_s - (count - 1) * slice_s, end_s, fetch)
+    client = PrometheusClient(
+        url,
+        slice_s,
+        end_s - (count - 1) * slice_s,
+        end_s,
+        fetch,
+    )
     increases = _ask_increases(client, selector)
     engines = client.ask(f"count(vllm:num_requests_running{{{selector}}})")
     gauges = {

@@ -132,7 +132,11 @@ class PromisedReplica:
     ) -> ServingResult:
         replica = self.expected.replica
         unit = self._draw(
-            traffic.prompt_scale, traffic.output_scale, traffic.requests, seed, traffic.arrivals
+            traffic.prompt_scale,
+            traffic.output_scale,
+            traffic.requests,
+            seed,
+            traffic.arrivals,
         )
         trace = replace(unit, arrival_s=unit.arrival_s / traffic.rate_per_s)
         most_tokens = max(replica.max_batched_tokens, replica.max_seqs)

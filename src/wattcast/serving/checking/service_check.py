@@ -182,7 +182,13 @@ def _explain_load(load: CheckedLoad, promised: PromisedReplica) -> list[FoundCau
     """Return the causes that explain the figures of a load."""
     logs = {figure.name: figure.log_ratio for figure in load.figures}
     sigmas = {figure.name: figure.sigma for figure in load.figures}
-    return find_causes(promised, load.traffic, logs, sigmas, seed=1)
+    return find_causes(
+        promised,
+        load.traffic,
+        logs,
+        sigmas,
+        seed=1,
+    )
 
 
 def _check_load(
@@ -193,7 +199,13 @@ def _check_load(
 ) -> CheckedLoad:
     """Compare the figures, the lengths, the load and the clock of one window."""
     traffic = read_traffic(expected, window)
-    figures = _compare_figures(expected, window, traffic, promised, loads)
+    figures = _compare_figures(
+        expected,
+        window,
+        traffic,
+        promised,
+        loads,
+    )
     findings = [
         *find_other_lengths(expected, window, promised),
         *find_overload(expected, window),

@@ -214,7 +214,13 @@ def expect_level(
         figures[name] = widen_figure(values, getattr(INTERVALS, serving), ends)
     summary = results[0].summarise()
     running = summary["batch"]["mean"] / max(summary["busy_share"], 1e-9)
-    return ExpectedLevel(rate_per_s, share, running, summary["queue"]["mean"], figures)
+    return ExpectedLevel(
+        rate_per_s,
+        share,
+        running,
+        summary["queue"]["mean"],
+        figures,
+    )
 
 
 def simulate_rate(
@@ -280,7 +286,13 @@ def _describe_replica(option: PlanOption, model: str | Path) -> ExpectedReplica:
         gpu=option.gpu.name,
         engine=ENGINE,
         gpus=option.gpus,
-        **take_fields(option.shared, "tp", "pp", "dp", "ep"),
+        **take_fields(
+            option.shared,
+            "tp",
+            "pp",
+            "dp",
+            "ep",
+        ),
         prefill_engines=option.pools[0],
         decode_engines=option.pools[1],
         max_seqs=option.max_seqs,

@@ -66,7 +66,13 @@ def trace_gpt(
             return _gpt_attention(dims, run, y, mask)
 
         def mlp(y: Tensor) -> Tensor:
-            return layers.feed_forward(run, y, dims.intermediate, dims.activation, in_major=is_gpt2)
+            return layers.feed_forward(
+                run,
+                y,
+                dims.intermediate,
+                dims.activation,
+                in_major=is_gpt2,
+            )
 
         return layers.add_parts(
             run,
@@ -96,7 +102,13 @@ def _embed_gpt_places(
     """
     if dims.style == "gpt2":
         layers.build_positions(tape, run)
-        return layers.embed(run, tape, dims.max_positions, dims.hidden, batch=1)
+        return layers.embed(
+            run,
+            tape,
+            dims.max_positions,
+            dims.hidden,
+            batch=1,
+        )
     ones = fill(tape, (run.batch, run.context), Dtype.FP32)
     count = pointwise("mul", pointwise("cumsum", ones), ones)
     place = pointwise("cast", pointwise("shift", count), out_dtype=Dtype.INT64)
@@ -116,7 +128,13 @@ def _gpt_attention(
     width = dims.heads // run.tp * head_dim
     x = functional.enter_parallel(x, run.tp)
     if is_gpt2:  # one product, and strided views of it
-        fused = layers.project(run, x, 3 * width, bias=True, in_major=True)
+        fused = layers.project(
+            run,
+            x,
+            3 * width,
+            bias=True,
+            in_major=True,
+        )
         parts = list(fused.split(width, width, width))
     else:  # OPT scales its queries first
         parts = [layers.project(run, x, width, bias=True) for _ in range(3)]
@@ -129,8 +147,21 @@ def _gpt_attention(
         wide_softmax=not is_gpt2,
         dropout=dims.dropout if is_gpt2 else 0.0,
     )
-    out = layers.attend(run, q, k, v, causal=True, terms=terms)
-    out = layers.project(run, out, dims.hidden, bias=True, in_major=is_gpt2)
+    out = layers.attend(
+        run,
+        q,
+        k,
+        v,
+        causal=True,
+        terms=terms,
+    )
+    out = layers.project(
+        run,
+        out,
+        dims.hidden,
+        bias=True,
+        in_major=is_gpt2,
+    )
     return functional.leave_parallel(out, run.tp)
 
 
@@ -219,7 +250,13 @@ def _trace_t5_encoder(
         bias: Tensor,
     ) -> Tensor:
         def attention(y: Tensor) -> Tensor:
-            return _t5_attention(dims, read, y, y, bias)
+            return _t5_attention(
+                dims,
+                read,
+                y,
+                y,
+                bias,
+            )
 
         return _add_t5_parts(dims, run, x, attention=attention)
 
@@ -227,7 +264,13 @@ def _trace_t5_encoder(
         return functional.dropout(_t5_norm(run, x), dims.dropout)
 
     x, bias = program.section("encoder.embedding", embed)
-    (x,) = program.section("encoder.layers", layer, x, bias, repeat=dims.layers)
+    (x,) = program.section(
+        "encoder.layers",
+        layer,
+        x,
+        bias,
+        repeat=dims.layers,
+    )
     return program.section("encoder.norm", norm, x)
 
 
@@ -261,12 +304,32 @@ def _trace_t5_decoder(
         encoded = inputs[-1] if source else None
 
         def attention(y: Tensor) -> Tensor:
-            return _t5_attention(dims, run, y, y, bias, mask, causal=True)
+            return _t5_attention(
+                dims,
+                run,
+                y,
+                y,
+                bias,
+                mask,
+                causal=True,
+            )
 
         def cross(y: Tensor) -> Tensor:
-            return _t5_attention(dims, run, y, encoded, zeros)
+            return _t5_attention(
+                dims,
+                run,
+                y,
+                encoded,
+                zeros,
+            )
 
-        return _add_t5_parts(dims, run, x, attention=attention, cross=cross)
+        return _add_t5_parts(
+            dims,
+            run,
+            x,
+            attention=attention,
+            cross=cross,
+        )
 
     def head(tape: Tape, x: Tensor) -> Tensor:
         x = functional.dropout(_t5_norm(run, x), dims.dropout)
@@ -275,7 +338,13 @@ def _trace_t5_decoder(
         return layers.language_head(run, x, dims.vocab, tied=dims.tied)
 
     inputs = [bias, zeros, *masks, *source]
-    (x,) = program.section("decoder.layers", layer, x, *inputs, repeat=dims.decoder_layers)
+    (x,) = program.section(
+        "decoder.layers",
+        layer,
+        x,
+        *inputs,
+        repeat=dims.decoder_layers,
+    )
     program.section("head", head, x)
 
 
@@ -297,7 +366,13 @@ def _add_t5_parts(
         return _t5_norm(run, y)
 
     def mlp(y: Tensor) -> Tensor:
-        return feed_forward(run, y, dims.intermediate, dims.activation, bias=False)
+        return feed_forward(
+            run,
+            y,
+            dims.intermediate,
+            dims.activation,
+            bias=False,
+        )
 
     if cross is None:
         return layers.add_parts(
@@ -413,7 +488,14 @@ def _t5_attention(
         bias=bias,
         dropout=dims.dropout,
     )
-    out = layers.attend(run, q, k, v, causal=False, terms=terms)
+    out = layers.attend(
+        run,
+        q,
+        k,
+        v,
+        causal=False,
+        terms=terms,
+    )
     return functional.leave_parallel(layers.project(run, out, dims.hidden), run.tp)
 
 
@@ -468,7 +550,13 @@ def trace_whisper(
 
     def encoder_layer(tape: Tape, x: Tensor) -> Tensor:
         def attention(y: Tensor) -> Tensor:
-            return _whisper_attention(dims, run, y, y, causal=False)
+            return _whisper_attention(
+                dims,
+                run,
+                y,
+                y,
+                causal=False,
+            )
 
         return layers.add_parts(
             run,
@@ -488,7 +576,13 @@ def trace_whisper(
     ) -> Tensor:
         mask = inputs[0] if masks else None
         encoded = inputs[-1] if sound else None
-        return _decode_whisper(dims, run, x, mask, encoded)
+        return _decode_whisper(
+            dims,
+            run,
+            x,
+            mask,
+            encoded,
+        )
 
     def head(tape: Tape, x: Tensor) -> Tensor:
         return layers.language_head(run, layers.layer_norm(run, x), dims.vocab, tied=True)
@@ -499,7 +593,13 @@ def trace_whisper(
         sound = program.section("encoder.norm", encoder_norm, *sound)
     x, *masks = program.section("decoder.embedding", embed)
     inputs = [*masks, *sound]
-    (x,) = program.section("decoder.layers", decoder_layer, x, *inputs, repeat=dims.decoder_layers)
+    (x,) = program.section(
+        "decoder.layers",
+        decoder_layer,
+        x,
+        *inputs,
+        repeat=dims.decoder_layers,
+    )
     program.section("head", head, x)
 
 
@@ -511,7 +611,13 @@ def _embed_sound(
     """Convolve twice over time, halving it the second time; add positions."""
     x = tape.empty((run.batch, dims.mel_bins, 2 * dims.frames), run.dtype)
     for stride in (1, 2):
-        convolved = functional.convolve(x, dims.hidden, 3, stride=stride, bias=True)
+        convolved = functional.convolve(
+            x,
+            dims.hidden,
+            3,
+            stride=stride,
+            bias=True,
+        )
         x = functional.activation("gelu", convolved)
     fill(tape, (dims.frames,), Dtype.INT64)
     table = tape.parameter(dims.frames, dims.hidden, dtype=run.dtype)
@@ -543,7 +649,14 @@ def _decode_whisper(
         )
 
     def cross(y: Tensor) -> Tensor:
-        return _whisper_attention(dims, run, y, encoded, causal=False, cached=True)
+        return _whisper_attention(
+            dims,
+            run,
+            y,
+            encoded,
+            causal=False,
+            cached=True,
+        )
 
     return layers.add_parts(
         run,
@@ -598,7 +711,14 @@ def _whisper_attention(
             cache = run if causal else replace(run, past=0)
             k = layers.append_cache(cache, k)
             v = layers.append_cache(cache, v)
-    out = layers.attend(run, q, k, v, causal=causal, terms=layers.ScoreTerms(mask=mask))
+    out = layers.attend(
+        run,
+        q,
+        k,
+        v,
+        causal=causal,
+        terms=layers.ScoreTerms(mask=mask),
+    )
     out = layers.project(run, out, dims.hidden, bias=True)
     return functional.leave_parallel(out, run.tp)
 
@@ -668,9 +788,21 @@ def _embed_bert(
     gather = Elementwise("gather", picked.numel, dtype=Dtype.INT64, read=2 * picked.byte)
     tape.emit(gather, (), (picked,))
     x = layers.embed_tokens(run, tape, dims.vocab, dims.hidden)
-    x = x + layers.embed(run, tape, dims.types, dims.hidden, same=not counted)
+    x = x + layers.embed(
+        run,
+        tape,
+        dims.types,
+        dims.hidden,
+        same=not counted,
+    )
     sequences = run.batch if counted else 1
-    x = x + layers.embed(run, tape, dims.max_positions, dims.hidden, batch=sequences)
+    x = x + layers.embed(
+        run,
+        tape,
+        dims.max_positions,
+        dims.hidden,
+        batch=sequences,
+    )
     return functional.dropout(layers.layer_norm(run, x), dims.dropout)
 
 
@@ -726,7 +858,12 @@ def trace_modernbert(
 
     def mlp(x: Tensor) -> Tensor:
         return layers.gated_feed_forward(
-            run, x, dims.intermediate, dims.activation, merged=True, bias=dims.mlp_bias
+            run,
+            x,
+            dims.intermediate,
+            dims.activation,
+            merged=True,
+            bias=dims.mlp_bias,
         )
 
     def layer(
@@ -755,10 +892,22 @@ def trace_modernbert(
     stages = program.stages
     further_full = -(-dims.full_layers // stages) - 1  # of this stage
     if further_full:
-        (x,) = program.section("layers", layer, x, *full_tables, repeat=further_full * stages)
+        (x,) = program.section(
+            "layers",
+            layer,
+            x,
+            *full_tables,
+            repeat=further_full * stages,
+        )
     windowed = dims.layers - dims.full_layers
     if windowed:
-        (x,) = program.section("window layers", layer, x, *window_tables, repeat=windowed)
+        (x,) = program.section(
+            "window layers",
+            layer,
+            x,
+            *window_tables,
+            repeat=windowed,
+        )
     program.section("head", head, x)
 
 
@@ -801,7 +950,14 @@ def _modernbert_attention(
     q = wide_q.to(v.dtype)
     k = wide_k.to(v.dtype)
     terms = layers.ScoreTerms(mask=mask, wide_softmax=True)
-    out = layers.attend(run, q, k, v, causal=False, terms=terms)
+    out = layers.attend(
+        run,
+        q,
+        k,
+        v,
+        causal=False,
+        terms=terms,
+    )
     return functional.leave_parallel(layers.project(run, out, dims.hidden, dims.bias), run.tp)
 
 
@@ -889,7 +1045,14 @@ def embed_patches(
 ) -> Tensor:
     """Cut the picture into patches by a convolution and add positions."""
     hidden = style.hidden
-    x = layers.cut_patches(run, tape, style.channels, hidden, style.patch, bias=style.bias)
+    x = layers.cut_patches(
+        run,
+        tape,
+        style.channels,
+        hidden,
+        style.patch,
+        bias=style.bias,
+    )
     x = x.view(run.batch, hidden, -1).transpose(1, 2)
     if style.class_token:
         token = tape.parameter(1, 1, hidden, dtype=run.dtype).expand(run.batch, 1, hidden)

@@ -220,7 +220,13 @@ def _layer_body(
     """Return the function of one layer of a group."""
 
     def mix(x: Tensor, *tables: Tensor) -> Tensor:
-        return _mix_tokens(dims, group, run, x, *tables)
+        return _mix_tokens(
+            dims,
+            group,
+            run,
+            x,
+            *tables,
+        )
 
     def parallel_layer(
         tape: Tape,
@@ -269,7 +275,14 @@ def _mix_tokens(
     attended = None
     if "attention" in group.mixer:
         attend = _engine_attention if run.engine else _self_attention
-        attended = attend(dims, run, x, cos, sin, mask)
+        attended = attend(
+            dims,
+            run,
+            x,
+            cos,
+            sin,
+            mask,
+        )
         if group.mixer == "attention":
             return attended
     from wattcast.workload.models.sequence_scans import scan_sequence  # most decoders have none
@@ -295,7 +308,13 @@ def _enter_block(
     if not run.engine:
         return _normalise_rows(dims, run, x)
     kind = RmsNorm if dims.norm in ("rms", "gemma") else LayerNorm
-    return engine_layers.add_norm(run, x, kind, to_products=to_products, bias=dims.norm == "layer")
+    return engine_layers.add_norm(
+        run,
+        x,
+        kind,
+        to_products=to_products,
+        bias=dims.norm == "layer",
+    )
 
 
 def _leave_block(
@@ -379,7 +398,14 @@ def _self_attention(
         wide_softmax=not dims.sink,
         dropout=dims.dropout,
     )
-    out = layers.attend(run, q, k, v, causal=causal, terms=terms)
+    out = layers.attend(
+        run,
+        q,
+        k,
+        v,
+        causal=causal,
+        terms=terms,
+    )
     if gate:
         out = out * functional.activation("sigmoid", gate[0])
     return functional.leave_parallel(layers.project(run, out, dims.hidden, dims.out_bias), run.tp)
@@ -465,10 +491,23 @@ def _feed_forward(
     function = dims.activation
     bias = dims.mlp_bias
     if dims.gated:
-        return layers.gated_feed_forward(run, x, width, function, merged=dims.fused_gate, bias=bias)
+        return layers.gated_feed_forward(
+            run,
+            x,
+            width,
+            function,
+            merged=dims.fused_gate,
+            bias=bias,
+        )
     if run.engine and function not in ("relu", "relu2"):
         function = "gelu_tanh"
-    return layers.feed_forward(run, x, width, function, bias=bias)
+    return layers.feed_forward(
+        run,
+        x,
+        width,
+        function,
+        bias=bias,
+    )
 
 
 def _engine_attention(
@@ -489,7 +528,13 @@ def _engine_attention(
     counts = [heads, kv_heads, kv_heads]
     if dims.attention_gate:
         counts.insert(0, heads)
-    fused = layers.project(run, x, sum(counts) * dims.dim, dims.qkv_bias, slices=3)
+    fused = layers.project(
+        run,
+        x,
+        sum(counts) * dims.dim,
+        dims.qkv_bias,
+        slices=3,
+    )
     q, *gate, k, v = engine_layers.split_projection(fused, counts, dims.dim)
     for part in (q, k):
         if dims.qk_norm_wide:
@@ -497,7 +542,13 @@ def _engine_attention(
         elif dims.qk_norm:
             layers.rms_norm(run, part)
     if dims.rotated:
-        engine_layers.rotate_in_place(run, q, k, cos, dims.rotated)
+        engine_layers.rotate_in_place(
+            run,
+            q,
+            k,
+            cos,
+            dims.rotated,
+        )
     if dims.sink:
         x.tape.parameter(heads, dtype=run.dtype)
     out = engine_layers.paged_attention(

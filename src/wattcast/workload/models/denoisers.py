@@ -68,19 +68,48 @@ def trace_unet(
             with tape.scope(f"down{level}"):
                 for _ in range(dims.blocks):
                     x = _add_residual(run, x, time, width)
-                    x = _attend_text(dims, run, x, text, dims.depths[level])
+                    x = _attend_text(
+                        dims,
+                        run,
+                        x,
+                        text,
+                        dims.depths[level],
+                    )
                     skipped.append(x)
                 if level < len(dims.widths) - 1:
-                    x = functional.convolve(x, width, 3, stride=2, bias=True)
+                    x = functional.convolve(
+                        x,
+                        width,
+                        3,
+                        stride=2,
+                        bias=True,
+                    )
                     skipped.append(x)
         with tape.scope("middle"):
             x = _add_residual(run, x, time, x.shape[1])
-            x = _add_residual(run, _attend_text(dims, run, x, text, dims.middle), time, x.shape[1])
+            x = _add_residual(
+                run,
+                _attend_text(
+                    dims,
+                    run,
+                    x,
+                    text,
+                    dims.middle,
+                ),
+                time,
+                x.shape[1],
+            )
         for level in reversed(range(len(dims.widths))):
             with tape.scope(f"up{level}"):
                 for _ in range(dims.blocks + 1):
                     x = _add_residual(run, cat([x, skipped.pop()], 1), time, dims.widths[level])
-                    x = _attend_text(dims, run, x, text, dims.depths[level])
+                    x = _attend_text(
+                        dims,
+                        run,
+                        x,
+                        text,
+                        dims.depths[level],
+                    )
                 if level:
                     x = functional.convolve(functional.upsample(x), x.shape[1], 3, bias=True)
         return _norm_convolve(x, dims.channels)
@@ -171,7 +200,21 @@ def _cross_attention(
     parts = (layers.project(run, t, width) for t in (x, source, source))
     head_dim = width // dims.heads if dims.heads else dims.head_dim
     q, k, v = (layers.split_heads(part, head_dim) for part in parts)
-    return layers.project(run, layers.attend(run, q, k, v, causal=False), width, bias=True) * 1.0
+    return (
+        layers.project(
+            run,
+            layers.attend(
+                run,
+                q,
+                k,
+                v,
+                causal=False,
+            ),
+            width,
+            bias=True,
+        )
+        * 1.0
+    )
 
 
 @dataclass(frozen=True)
@@ -198,7 +241,13 @@ def trace_dit(
 
     def embed(tape: Tape) -> tuple[Tensor, Tensor]:
         """Return patches with positions, and the sum of time and class as one signal."""
-        x = layers.cut_patches(run, tape, dims.channels, hidden, dims.patch)
+        x = layers.cut_patches(
+            run,
+            tape,
+            dims.channels,
+            hidden,
+            dims.patch,
+        )
         x = x.view(run.batch, hidden, -1).transpose(1, 2)
         x = x + tape.empty((1, x.shape[1], hidden), run.dtype)  # fixed sines, not learned
         with tape.scope("time"):
@@ -225,7 +274,13 @@ def trace_dit(
             q, k, v = (
                 layers.split_heads(p, hidden // dims.heads) for p in fused.split(*[hidden] * 3)
             )
-            out = layers.attend(run, q, k, v, causal=False)
+            out = layers.attend(
+                run,
+                q,
+                k,
+                v,
+                causal=False,
+            )
             x = x + parts[2] * layers.project(run, out, hidden, bias=True)
         return _feed_gated(run, x, parts, dims.mlp_ratio)
 
@@ -239,7 +294,13 @@ def trace_dit(
         pixels = dims.patch * dims.patch * 2 * dims.channels
         return layers.project(run, _modulate_rows(x, shift, scale), pixels, bias=True).clone()
 
-    program.stack(embed, layer, head, dims.layers, head_inputs=1)
+    program.stack(
+        embed,
+        layer,
+        head,
+        dims.layers,
+        head_inputs=1,
+    )
 
 
 def _split_signal(
@@ -312,7 +373,15 @@ def trace_joint(
         signal: Tensor,
         *angles: Tensor,
     ) -> list[Tensor]:
-        return _run_one_stream(dims, run, tape, x, text, signal, *angles)
+        return _run_one_stream(
+            dims,
+            run,
+            tape,
+            x,
+            text,
+            signal,
+            *angles,
+        )
 
     def head(
         tape: Tape,
@@ -328,13 +397,31 @@ def trace_joint(
     x, text, signal, *angles = program.section("embedding", embed)
     conditions = [signal, *angles]
     doubled = dims.layers - (not dims.single_layers)
-    x, text = program.section("layers", two_streams, x, text, *conditions, repeat=doubled)
+    x, text = program.section(
+        "layers",
+        two_streams,
+        x,
+        text,
+        *conditions,
+        repeat=doubled,
+    )
     if dims.single_layers:
         x, _ = program.section(
-            "single layers", one_stream, x, text, *conditions, repeat=dims.single_layers
+            "single layers",
+            one_stream,
+            x,
+            text,
+            *conditions,
+            repeat=dims.single_layers,
         )
     else:
-        (x,) = program.section("last layer", partial(two_streams, last=True), x, text, *conditions)
+        (x,) = program.section(
+            "last layer",
+            partial(two_streams, last=True),
+            x,
+            text,
+            *conditions,
+        )
     program.section("head", head, x, signal)
 
 
@@ -352,7 +439,13 @@ def _embed_joint(
         x = tape.empty((run.batch, tokens, dims.patch**2 * dims.channels), run.dtype)
         x = layers.project(run, x, hidden, bias=True)
     else:
-        x = layers.cut_patches(run, tape, dims.channels, hidden, dims.patch)
+        x = layers.cut_patches(
+            run,
+            tape,
+            dims.channels,
+            hidden,
+            dims.patch,
+        )
         x = x.view(run.batch, hidden, tokens).transpose(1, 2)
         x = (x + tape.empty((1, tokens, hidden), run.dtype).clone()).contiguous()
     with tape.scope("time"):
@@ -537,7 +630,13 @@ def _attend_joint(
         q, k, v = (
             t.transpose(1, 2) for t in (_rotate_pairs(q, *angles), _rotate_pairs(k, *angles), v)
         )
-    return layers.attend(run, q, k, v, causal=False)
+    return layers.attend(
+        run,
+        q,
+        k,
+        v,
+        causal=False,
+    )
 
 
 def _rotate_pairs(
@@ -586,7 +685,12 @@ def trace_video(
     """Trace one denoising step of a whole video."""
     x, text, signal, time = program.section("embedding", lambda tape: _embed_video(dims, run, tape))
     (x,) = program.section(
-        "layers", partial(_video_layer, dims, run), x, text, signal, repeat=dims.layers
+        "layers",
+        partial(_video_layer, dims, run),
+        x,
+        text,
+        signal,
+        repeat=dims.layers,
     )
 
     def head(

@@ -59,7 +59,13 @@ def project_narrow(
         mode = "fp4" if recipe.activations is Dtype.FP4 else recipe.mode
         quantize = row_kernels.Quantize(m, k, mode, dtype=run.dtype)
         x = tape.launch(quantize, (x,), x.shape, recipe.activations)
-    op = _describe_product(m, features, k, recipe, run.dtype)
+    op = _describe_product(
+        m,
+        features,
+        k,
+        recipe,
+        run.dtype,
+    )
     return tape.launch(op, (x, weight), (*x.shape[:-1], features), run.dtype)
 
 

@@ -45,7 +45,18 @@ def trace_resnet(
 
     def stem(tape: Tape) -> Tensor:
         picture = tape.empty((run.batch, dims.channels, run.image, run.image), run.dtype)
-        return functional.max_pool(_conv_norm(picture, dims.stem, 7, "relu", stride=2), 3, 2, 1)
+        return functional.max_pool(
+            _conv_norm(
+                picture,
+                dims.stem,
+                7,
+                "relu",
+                stride=2,
+            ),
+            3,
+            2,
+            1,
+        )
 
     def block(
         tape: Tape,
@@ -57,7 +68,13 @@ def trace_resnet(
         """Convolve 1x1 down, 3x3, 1x1 up, and add the input (projected where the shape changes)."""
         shortcut = _conv_norm(x, width, 1, stride=stride) if projected else x
         y = _conv_norm(x, width // dims.reduction, 1, "relu")
-        y = _conv_norm(y, width // dims.reduction, 3, "relu", stride=stride)
+        y = _conv_norm(
+            y,
+            width // dims.reduction,
+            3,
+            "relu",
+            stride=stride,
+        )
         return functional.activation("relu", _conv_norm(y, width, 1) + shortcut)
 
     (x,) = program.section("stem", stem)
@@ -85,7 +102,15 @@ def _conv_norm(
     groups: int = 1,
 ) -> Tensor:
     """Convolve, norm over the batch, and activate where a function is given."""
-    out = functional.batch_norm(functional.convolve(x, filters, size, stride=stride, groups=groups))
+    out = functional.batch_norm(
+        functional.convolve(
+            x,
+            filters,
+            size,
+            stride=stride,
+            groups=groups,
+        )
+    )
     return functional.activation(function, out) if function else out
 
 
@@ -112,7 +137,14 @@ def trace_convnext(
 
     def stem(tape: Tape) -> Tensor:
         return norm_channels(
-            run, layers.cut_patches(run, tape, dims.channels, dims.widths[0], dims.patch)
+            run,
+            layers.cut_patches(
+                run,
+                tape,
+                dims.channels,
+                dims.widths[0],
+                dims.patch,
+            ),
         )
 
     def halve(
@@ -134,7 +166,13 @@ def trace_convnext(
         and add.
         """
         width = x.shape[1]
-        y = functional.convolve(x, width, 7, groups=width, bias=True).permute(0, 2, 3, 1)
+        y = functional.convolve(
+            x,
+            width,
+            7,
+            groups=width,
+            bias=True,
+        ).permute(0, 2, 3, 1)
         y = layers.feed_forward(run, layers.layer_norm(run, y), 4 * width, "gelu")
         y = y * tape.parameter(width, dtype=run.dtype)
         return x + y.permute(0, 3, 1, 2)
@@ -184,14 +222,26 @@ def trace_mobilevit(
 
     def whole(tape: Tape) -> Tensor:
         x = tape.empty((run.batch, dims.channels, run.image, run.image), run.dtype)
-        x = _conv_norm(x, dims.stem, 3, "silu", stride=2)
+        x = _conv_norm(
+            x,
+            dims.stem,
+            3,
+            "silu",
+            stride=2,
+        )
         x = _inverted_residual(dims, x, dims.widths[0], 1)
         for step in range(3):
             x = _inverted_residual(dims, x, dims.widths[1], 2 if step == 0 else 1)
         for number, (hidden, depth) in enumerate(zip(dims.hidden, dims.depths, strict=True)):
             with tape.scope(f"stage{number + 2}"):
                 x = _inverted_residual(dims, x, dims.widths[number + 2], 2)
-                x = _attend_patches(dims, run, x, hidden, depth)
+                x = _attend_patches(
+                    dims,
+                    run,
+                    x,
+                    hidden,
+                    depth,
+                )
         x = _conv_norm(x, dims.last, 1, "silu")
         return layers.classify(run, functional.mean_pool(x), dims.classes)
 
@@ -213,7 +263,14 @@ def _inverted_residual(
     )  # the nearest multiple of 8, never a tenth below (as in MobileNet)
     inner = inner + 8 if inner < 0.9 * expected else inner
     y = _conv_norm(x, inner, 1, "silu")
-    y = _conv_norm(y, inner, 3, "silu", stride=stride, groups=inner)
+    y = _conv_norm(
+        y,
+        inner,
+        3,
+        "silu",
+        stride=stride,
+        groups=inner,
+    )
     y = _conv_norm(y, width, 1)
     return x + y if stride == 1 and x.shape[1] == width else y
 
@@ -303,7 +360,13 @@ def trace_clip(
 
     def embed_text(tape: Tape) -> list[Tensor]:
         y = layers.embed(text, tape, dims.vocab, dims.text_hidden)
-        y = y + layers.embed(text, tape, dims.text_length, dims.text_hidden, batch=1)
+        y = y + layers.embed(
+            text,
+            tape,
+            dims.text_length,
+            dims.text_hidden,
+            batch=1,
+        )
         return [y, *([] if dims.pooled else layers.build_mask(tape, text))]
 
     (x,) = program.section("vision.embedding", embed_picture)
@@ -335,7 +398,13 @@ def trace_clip(
     (x,) = program.section("vision.layers", vision_layer, x, repeat=dims.vision_layers)
     (seen,) = program.section("vision.head", vision_head, x)
     y, *mask = program.section("text.embedding", embed_text)
-    (y,) = program.section("text.layers", text_layer, y, *mask, repeat=dims.text_layers)
+    (y,) = program.section(
+        "text.layers",
+        text_layer,
+        y,
+        *mask,
+        repeat=dims.text_layers,
+    )
     program.section("head", lambda tape, y, seen: _compare_towers(dims, text, y, seen), y, seen)
 
 
@@ -445,7 +514,13 @@ def trace_swin(
     side = run.image // dims.patch
 
     def embed(tape: Tape) -> Tensor:
-        x = layers.cut_patches(run, tape, dims.channels, dims.hidden, dims.patch)
+        x = layers.cut_patches(
+            run,
+            tape,
+            dims.channels,
+            dims.hidden,
+            dims.patch,
+        )
         return layers.layer_norm(run, x.view(run.batch, dims.hidden, side * side).transpose(1, 2))
 
     def keep_as_picture(x: Tensor, side: int) -> None:
@@ -453,7 +528,14 @@ def trace_swin(
 
     def merge(tape: Tape, x: Tensor) -> Tensor:
         """Join four neighbours to one token of twice the width."""
-        x = x.view(run.batch, side, 2, side, 2, x.shape[-1])
+        x = x.view(
+            run.batch,
+            side,
+            2,
+            side,
+            2,
+            x.shape[-1],
+        )
         x = cat([x.select(4).select(2) for _ in range(4)], -1).view(run.batch, side * side, -1)
         x = layers.project(run, layers.layer_norm(run, x), x.shape[-1] // 2)
         keep_as_picture(x, side)
@@ -474,7 +556,13 @@ def trace_swin(
             (".shifted", depth // 2, side > dims.window),
         ):
             if repeat:
-                body = _swin_layer(dims, run, heads, side, shifted)
+                body = _swin_layer(
+                    dims,
+                    run,
+                    heads,
+                    side,
+                    shifted,
+                )
                 (x,) = program.section(f"stage{number}{label}", body, x, repeat=repeat)
     program.section("head", head, x)
 
@@ -539,7 +627,18 @@ def pad_picture(x: Tensor, window: int) -> Tensor:
 def cut_windows(x: Tensor, window: int) -> Tensor:
     """Copy ``[n, h, w, c]`` to ``[n·windows, window, window, c]``."""
     n, h, w, c = x.shape
-    x = x.view(n, h // window, window, w // window, window, c).transpose(2, 3).contiguous()
+    x = (
+        x.view(
+            n,
+            h // window,
+            window,
+            w // window,
+            window,
+            c,
+        )
+        .transpose(2, 3)
+        .contiguous()
+    )
     return x.view(-1, window, window, c)
 
 
@@ -550,7 +649,18 @@ def join_windows(
 ) -> Tensor:
     """Copy windows of square pictures back to ``[n, h, w, c]``."""
     count = round((x.numel // (x.shape[-1] * pictures * window**2)) ** 0.5)
-    x = x.view(pictures, count, count, window, window, x.shape[-1]).transpose(2, 3).contiguous()
+    x = (
+        x.view(
+            pictures,
+            count,
+            count,
+            window,
+            window,
+            x.shape[-1],
+        )
+        .transpose(2, 3)
+        .contiguous()
+    )
     return x.view(pictures, count * window, count * window, x.shape[-1])
 
 
@@ -578,8 +688,20 @@ def _separate_regions(
         differs = pointwise("compare", apart, out_dtype=Dtype.BOOL)
         apart = pointwise("masked_fill", apart, differs)
     windows = apart.shape[0]
-    apart = apart.view(1, windows, 1, tokens, tokens)
-    apart = apart.expand(run.batch, windows, 1, tokens, tokens)
+    apart = apart.view(
+        1,
+        windows,
+        1,
+        tokens,
+        tokens,
+    )
+    apart = apart.expand(
+        run.batch,
+        windows,
+        1,
+        tokens,
+        tokens,
+    )
     return apart.reshape(run.batch * windows, 1, tokens, tokens)
 
 

@@ -135,10 +135,20 @@ def trace_latent(
     expert_layers = dims.layers - dims.dense_layers
     if dims.dense_layers:
         (hidden,) = program.section(
-            "dense layers", dense_layer, hidden, *tables, repeat=dims.dense_layers
+            "dense layers",
+            dense_layer,
+            hidden,
+            *tables,
+            repeat=dims.dense_layers,
         )
     if expert_layers:
-        (hidden,) = program.section("layers", expert_layer, hidden, *tables, repeat=expert_layers)
+        (hidden,) = program.section(
+            "layers",
+            expert_layer,
+            hidden,
+            *tables,
+            repeat=expert_layers,
+        )
     program.section("head", head, hidden)
 
 
@@ -175,9 +185,22 @@ def _latent_self_attention(
     k_rotary = layers.append_cache(run, k_rotary)
     q = cat([q_plain, q_rotary], -1)
 
-    k, v = _expand_latent(dims, run, latent, k_rotary, heads)
+    k, v = _expand_latent(
+        dims,
+        run,
+        latent,
+        k_rotary,
+        heads,
+    )
     terms = layers.ScoreTerms(mask=mask, wide_softmax=True)
-    out = layers.attend(run, q, k, v, causal=True, terms=terms)
+    out = layers.attend(
+        run,
+        q,
+        k,
+        v,
+        causal=True,
+        terms=terms,
+    )
     return functional.leave_parallel(layers.project(run, out, dims.hidden), run.tp)
 
 
@@ -247,10 +270,22 @@ def _engine_latent_attention(
     q = layers.project(run, x, heads * dims.dim)
     latent = layers.rms_norm(run, latent)
     q_rotary = q.slice(-1, 0, heads * dims.rotary_dim)
-    engine_layers.rotate_in_place(run, q_rotary, k_rotary, cos, dims.rotary_dim)
+    engine_layers.rotate_in_place(
+        run,
+        q_rotary,
+        k_rotary,
+        cos,
+        dims.rotary_dim,
+    )
     engine_layers.write_paged_cache(run, (latent, k_rotary), dims.cached_dim)
     attend = _decode_latent if run.length == 1 else _prefill_latent
-    out = attend(dims, run, q, latent, heads)
+    out = attend(
+        dims,
+        run,
+        q,
+        latent,
+        heads,
+    )
     return functional.leave_parallel(layers.project(run, out, dims.hidden), run.tp)
 
 

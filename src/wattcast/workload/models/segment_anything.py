@@ -61,8 +61,20 @@ def trace_sam(
         return _embed_grid(run, tape, side, dims.out)
 
     def embed(tape: Tape) -> Tensor:
-        x = layers.cut_patches(run, tape, dims.channels, dims.hidden, dims.patch)
-        places = tape.parameter(1, side, side, dims.hidden, dtype=run.dtype)
+        x = layers.cut_patches(
+            run,
+            tape,
+            dims.channels,
+            dims.hidden,
+            dims.patch,
+        )
+        places = tape.parameter(
+            1,
+            side,
+            side,
+            dims.hidden,
+            dtype=run.dtype,
+        )
         return x.permute(0, 2, 3, 1) + places
 
     def layer(
@@ -128,8 +140,20 @@ def _attend(
     heads = dims.heads
     dim = dims.hidden // heads
     tokens = side * side
-    fused = layers.project(run, x, 3 * width, bias=True).view(n, tokens, 3, heads, dim)
-    parts = fused.permute(2, 0, 3, 1, 4).reshape(3, n * heads, tokens, dim)
+    fused = layers.project(run, x, 3 * width, bias=True).view(
+        n,
+        tokens,
+        3,
+        heads,
+        dim,
+    )
+    parts = fused.permute(
+        2,
+        0,
+        3,
+        1,
+        4,
+    ).reshape(3, n * heads, tokens, dim)
     q = parts.select(0)
     k = parts.select(0)
     v = parts.select(0)
@@ -138,7 +162,11 @@ def _attend(
         bias.reshape(n, heads, tokens, tokens)
         shape = (n, heads, tokens, dim)
         out = functional.attention(
-            q.view(*shape), k.view(*shape), v.view(*shape), causal=False, masked=True
+            q.view(*shape),
+            k.view(*shape),
+            v.view(*shape),
+            causal=False,
+            masked=True,
         )
     else:
         scores = functional.matmul(q * 0.125, k.transpose(1, 2))
@@ -260,21 +288,45 @@ def _decode_masks(
     tokens = prompt
     for number in range(_DECODER_LAYERS):
         query = tokens + prompt if number else tokens
-        out = _cross_attend(run, query, query, tokens, width)
+        out = _cross_attend(
+            run,
+            query,
+            query,
+            tokens,
+            width,
+        )
         tokens = layers.layer_norm(run, tokens + out if number else out)
         query = tokens + prompt
         key = picture + places
-        out = _cross_attend(run, query, key, picture, width // 2)
+        out = _cross_attend(
+            run,
+            query,
+            key,
+            picture,
+            width // 2,
+        )
         tokens = layers.layer_norm(run, tokens + out)
         inner = layers.feed_forward(run, tokens, dims.decoder_intermediate, "relu")
         tokens = layers.layer_norm(run, tokens + inner)
         query = tokens + prompt
         key = picture + places
-        out = _cross_attend(run, key, query, tokens, width // 2)
+        out = _cross_attend(
+            run,
+            key,
+            query,
+            tokens,
+            width // 2,
+        )
         picture = layers.layer_norm(run, picture + out)
     query = tokens + prompt
     key = picture + places
-    out = _cross_attend(run, query, key, picture, width // 2)
+    out = _cross_attend(
+        run,
+        query,
+        key,
+        picture,
+        width // 2,
+    )
     tokens = layers.layer_norm(run, tokens + out)
 
     with tape.scope("upscale"):
@@ -294,7 +346,13 @@ def _embed_no_mask(
     """Return the vector that stands for no mask as an input.
 
     The weights of layers for a mask exist and do not run."""
-    no_mask = tape.parameter(1, width, 1, 1, dtype=run.dtype)
+    no_mask = tape.parameter(
+        1,
+        width,
+        1,
+        1,
+        dtype=run.dtype,
+    )
     for size in ((4, 4), (4, 1), (16, 16), (16, 1), (width, 17), (4, 2), (16, 2)):
         tape.parameter(*size, dtype=run.dtype)
     return no_mask
@@ -334,7 +392,13 @@ def _double_sides(x: Tensor, filters: int) -> Tensor:
     """Run a transposed convolution of 2 by 2 with stride 2, and add its bias."""
     tape = x.tape
     n, c, h, w = x.shape
-    weight = tape.parameter(c, filters, 2, 2, dtype=x.dtype)
+    weight = tape.parameter(
+        c,
+        filters,
+        2,
+        2,
+        dtype=x.dtype,
+    )
     bias = tape.parameter(filters, dtype=x.dtype)
     op = Conv2d(
         n=n,
@@ -349,5 +413,11 @@ def _double_sides(x: Tensor, filters: int) -> Tensor:
         dtype=tape.convolution_dtype(x.dtype),
     )
     out = tape.launch(op, (x, weight), (n, filters, 2 * h, 2 * w))
-    tape.emit_pointwise("add", (out, bias), out, Layout.BROADCAST, (n * filters, None))
+    tape.emit_pointwise(
+        "add",
+        (out, bias),
+        out,
+        Layout.BROADCAST,
+        (n * filters, None),
+    )
     return out

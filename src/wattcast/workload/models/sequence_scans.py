@@ -60,10 +60,22 @@ def scan_sequence(
         out = _gate_convolution(dims, run, share, x)
     else:
         mixed, gate = _PROJECTIONS[rule](dims, run, share, x)
-        out = _launch_scan(dims, rule, run, share, mixed)
+        out = _launch_scan(
+            dims,
+            rule,
+            run,
+            share,
+            mixed,
+        )
         if rule != "mamba":  # whose kernel multiplies by the gate itself
             norm_dim = dims.value_dim if rule == "delta" else share.inner
-            out = _apply_gate(dims, run, out, gate, norm_dim)
+            out = _apply_gate(
+                dims,
+                run,
+                out,
+                gate,
+                norm_dim,
+            )
     return functional.leave_parallel(layers.project(run, out, hidden, dims.bias), run.tp)
 
 
@@ -127,7 +139,13 @@ def _project_mamba2(
     """Return convolved values, keys and queries, and the gate; each head has a step."""
     wide = 2 * share.inner + 2 * share.keys
     fused = layers.project(run, x, wide + share.heads, dims.bias)
-    return _split_gate(dims, run, share, fused, head_numbers=3)
+    return _split_gate(
+        dims,
+        run,
+        share,
+        fused,
+        head_numbers=3,
+    )
 
 
 def _project_delta(
@@ -142,7 +160,13 @@ def _project_delta(
     """
     fused = layers.project(run, x, 2 * share.inner + 2 * share.keys, dims.bias)
     layers.project(run, x, 2 * share.heads, dims.bias)
-    return _split_gate(dims, run, share, fused, head_numbers=2)
+    return _split_gate(
+        dims,
+        run,
+        share,
+        fused,
+        head_numbers=2,
+    )
 
 
 def _split_gate(
@@ -241,5 +265,11 @@ def _convolve_tokens(
         weights.append(tape.parameter(channels, dtype=run.dtype))
     if run.cached:
         tape.cache_byte += batch * channels * dims.kernel * x.dtype.byte
-    op = CausalConv(batch, length, channels, dims.kernel, dtype=x.dtype)
+    op = CausalConv(
+        batch,
+        length,
+        channels,
+        dims.kernel,
+        dtype=x.dtype,
+    )
     return tape.launch(op, (x, *weights), x.shape)

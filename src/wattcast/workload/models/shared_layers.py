@@ -112,7 +112,13 @@ def mask_to_numbers(keep: Tensor, dtype: Dtype) -> Tensor:
     """Return 0 where a key may be seen, the lowest number where not."""
     zero = fill(keep.tape, (), dtype)
     low = fill(keep.tape, (), dtype)
-    return pointwise("where", keep, zero, low, out_dtype=dtype)
+    return pointwise(
+        "where",
+        keep,
+        zero,
+        low,
+        out_dtype=dtype,
+    )
 
 
 # Linear layers, norms, activations and lookups.
@@ -133,7 +139,14 @@ def project(
     ``in_major`` weights are stored as ``[in, out]`` (GPT-2's Conv1D), so their gradient is as well.
     ``slices`` layers stand side by side in its outputs, each with adapters of its own.
     """
-    out = _project_alone(run, x, features, bias, wide=wide, in_major=in_major)
+    out = _project_alone(
+        run,
+        x,
+        features,
+        bias,
+        wide=wide,
+        in_major=in_major,
+    )
     if run.served and run.served_rank and not wide:
         engine_layers.add_served_adapters(run, x, out, slices)
     return out
@@ -151,14 +164,26 @@ def _project_alone(
     """Apply a linear layer without the adapters that an engine serves."""
     tape = x.tape
     if run.recipe is not None and not (wide or run.experts_alone):
-        return engine_layers.project_narrow(run, x, features, run.recipe, bias)
+        return engine_layers.project_narrow(
+            run,
+            x,
+            features,
+            run.recipe,
+            bias,
+        )
     weight_dtype = run.dtype if wide else run.weight_dtype
     weight = tape.parameter(features, x.shape[-1], dtype=weight_dtype)
     offset = tape.parameter(features, dtype=run.dtype) if bias else None
     if weight_dtype is Dtype.FP8:
         return _project_fp8(run, x, weight, bias)
     fp8 = run.fp8_products and not wide
-    out = functional.linear(x, weight, offset, in_major=in_major, fp8=fp8)
+    out = functional.linear(
+        x,
+        weight,
+        offset,
+        in_major=in_major,
+        fp8=fp8,
+    )
     if run.adapter_rank and not wide:
         return out + _adapt(run, x, features)
     return out
@@ -268,8 +293,20 @@ def feed_forward(
     """Compute down(act(up(x))), its width shared out over tensor-parallel GPUs."""
     hidden = x.shape[-1]
     x = functional.enter_parallel(x, run.tp)
-    inner = project(run, x, width // run.tp, bias, in_major=in_major)
-    out = project(run, activate(function, inner), hidden, bias, in_major=in_major)
+    inner = project(
+        run,
+        x,
+        width // run.tp,
+        bias,
+        in_major=in_major,
+    )
+    out = project(
+        run,
+        activate(function, inner),
+        hidden,
+        bias,
+        in_major=in_major,
+    )
     return functional.leave_parallel(out, run.tp)
 
 
@@ -290,7 +327,13 @@ def gated_feed_forward(
     width = width // run.tp
     x = functional.enter_parallel(x, run.tp)
     if run.engine:
-        gate_and_value = project(run, x, 2 * width, bias, slices=2)
+        gate_and_value = project(
+            run,
+            x,
+            2 * width,
+            bias,
+            slices=2,
+        )
         inner = engine_layers.gate_in_one_kernel(run, gate_and_value, function)
     elif merged:
         gate, up = project(run, x, 2 * width, bias).split(width, width)
@@ -450,12 +493,24 @@ def attend(
     with q.tape.scope("attention"):
         if run.flash and terms.mask is None and terms.bias is None:
             drops = run.training and terms.dropout > 0.0
-            out = functional.attention(q, k, v, causal=causal, dropped=drops)
+            out = functional.attention(
+                q,
+                k,
+                v,
+                causal=causal,
+                dropped=drops,
+            )
         elif run.flash:  # the yes-or-no mask becomes numbers to add; nothing is skipped
             k, v = _repeat_heads(q, k, v)
             if terms.mask is not None:
                 mask_to_numbers(terms.mask, q.dtype)
-            out = functional.attention(q, k, v, causal=False, masked=True)
+            out = functional.attention(
+                q,
+                k,
+                v,
+                causal=False,
+                masked=True,
+            )
         else:
             k, v = _repeat_heads(q, k, v)
             weights = _weigh_scores(q, k, causal, terms)
@@ -476,7 +531,13 @@ def _repeat_heads(
     repeated = []
     for tensor in (k, v):
         batch, heads, length, dim = tensor.shape
-        spread = tensor.unsqueeze(2).expand(batch, heads, times, length, dim)
+        spread = tensor.unsqueeze(2).expand(
+            batch,
+            heads,
+            times,
+            length,
+            dim,
+        )
         repeated.append(spread.reshape(batch, -1, length, dim))
     return repeated
 
@@ -526,7 +587,14 @@ def self_attention(
     width = hidden // run.tp
     x = functional.enter_parallel(x, run.tp)
     q, k, v = [split_heads(project(run, x, width, True), head_dim) for _ in range(3)]
-    attended = attend(run, q, k, v, causal=causal, terms=terms)
+    attended = attend(
+        run,
+        q,
+        k,
+        v,
+        causal=causal,
+        terms=terms,
+    )
     out = project(run, attended, hidden, True)
     return functional.leave_parallel(out, run.tp)
 
@@ -559,7 +627,15 @@ def prenorm_layer(
         return out * x.tape.parameter(out.shape[-1], dtype=run.dtype)
 
     def attention(y: Tensor) -> Tensor:
-        return scale(self_attention(run, y, style.heads, causal=style.causal, terms=terms))
+        return scale(
+            self_attention(
+                run,
+                y,
+                style.heads,
+                causal=style.causal,
+                terms=terms,
+            )
+        )
 
     def mlp(y: Tensor) -> Tensor:
         return scale(feed_forward(run, y, style.width, style.activation))
@@ -615,7 +691,13 @@ def language_head(
     with x.tape.scope("logits"):
         if run.head is OutputHead.LAST and x.shape[1] > 1:
             x = x.slice(1, x.shape[1] - 1, x.shape[1])
-        logits = project_to_vocabulary(run, x, vocab, tied=tied, bias=bias)
+        logits = project_to_vocabulary(
+            run,
+            x,
+            vocab,
+            tied=tied,
+            bias=bias,
+        )
         if "cap" in scales:
             logits = functional.activation("tanh", logits * 1.0) * 1.0
         if "logits" in scales:
@@ -674,7 +756,13 @@ def masked_token_logits(
 
     The weights are the table that tokens were looked up in.
     """
-    logits = project_to_vocabulary(run, x, vocab, tied=True, bias=True)
+    logits = project_to_vocabulary(
+        run,
+        x,
+        vocab,
+        tied=True,
+        bias=True,
+    )
     if run.training:
         return functional.cross_entropy(logits.view(-1, logits.shape[-1]))
     return logits

@@ -95,7 +95,13 @@ def _send_to_experts(
     local_tokens = -(-tokens // run.tp)
     local = x if run.tp == 1 else x.slice(0, 0, local_tokens)
     picks = tokens * dims.experts_chosen * run.expert_replicas
-    groups = busiest_picks(picks, dims.experts, dims.experts_chosen, run.skew, run.ep)
+    groups = busiest_picks(
+        picks,
+        dims.experts,
+        dims.experts_chosen,
+        run.skew,
+        run.ep,
+    )
 
     # GPUs that a token's choices fall on, by chance
     reached = run.ep * (1.0 - (1.0 - 1.0 / run.ep) ** dims.experts_chosen)
@@ -103,14 +109,26 @@ def _send_to_experts(
     byte = sent * dims.hidden * x.dtype.byte
     width = dims.shared_intermediate
     overlaps = _count_shared_launches(run) if width else 0
-    rows = functional.send_rows(local, sent, byte, run.ep, overlaps=overlaps)
+    rows = functional.send_rows(
+        local,
+        sent,
+        byte,
+        run.ep,
+        overlaps=overlaps,
+    )
 
     shared = None
     if width:
         shared = layers.gated_feed_forward(replace(run, tp=1), local, width, dims.activation)
     if not run.served:
         rows = functional.pick_rows(rows, _count_rows(groups))
-    partial_sums = _multiply_experts(dims, run, rows, groups, sent)
+    partial_sums = _multiply_experts(
+        dims,
+        run,
+        rows,
+        groups,
+        sent,
+    )
     returned = functional.send_rows(partial_sums, sent, byte, run.ep)
     out = reduce("sum", returned, (local_tokens, dims.hidden), across=True)
     if shared is not None:
@@ -144,7 +162,13 @@ def _route_tokens(
     """Turn scores of all experts into weights of the chosen ones, ``[tokens, chosen]``."""
     if dims.router == "grouped" and not run.engine:
         return _route_grouped(dims, run, x, *groups)
-    scores = layers.project(run, x, dims.experts, dims.expert_bias, wide=True)
+    scores = layers.project(
+        run,
+        x,
+        dims.experts,
+        dims.expert_bias,
+        wide=True,
+    )
     chosen = dims.experts_chosen
     if run.engine:
         if dims.router == "grouped":
@@ -257,18 +281,49 @@ def _visit_experts(
     tokens = x.shape[0]
     picks = tokens * dims.experts_chosen
     if run.ep > 1:  # a part of the experts, of whose tokens all others have a copy
-        groups = busiest_picks(picks, dims.experts, dims.experts_chosen, run.skew, run.ep)
+        groups = busiest_picks(
+            picks,
+            dims.experts,
+            dims.experts_chosen,
+            run.skew,
+            run.ep,
+        )
         rows = x if run.served else functional.pick_rows(x, _count_rows(groups))
-        return _multiply_experts(dims, run, rows, groups, tokens)
+        return _multiply_experts(
+            dims,
+            run,
+            rows,
+            groups,
+            tokens,
+        )
     if run.served:
         choices = (tokens, dims.experts, dims.experts_chosen)
-        return _fused_experts(dims, run, x, tokens, choices, run.skew)
+        return _fused_experts(
+            dims,
+            run,
+            x,
+            tokens,
+            choices,
+            run.skew,
+        )
     groups = share_picks(picks, dims.experts, dims.experts_chosen, run.skew)
     if run.engine:
         rows = functional.pick_rows(x, picks)
         functional.pick_rows(weights.view(picks, 1), picks)
-        return _multiply_experts(dims, run, rows, groups, tokens)
-    return _visit_eagerly(dims, run, x, weights, groups)
+        return _multiply_experts(
+            dims,
+            run,
+            rows,
+            groups,
+            tokens,
+        )
+    return _visit_eagerly(
+        dims,
+        run,
+        x,
+        weights,
+        groups,
+    )
 
 
 def _visit_eagerly(
@@ -366,7 +421,14 @@ def _multiply_experts(
         least = min(rows for _, rows in groups)
         busy, most = max(groups, key=lambda group: group[1])
         skew = min(busy * (most - least) / picks, 1.0)
-        return _fused_experts(dims, run, rows, tokens, (picks, local_experts, 1), skew)
+        return _fused_experts(
+            dims,
+            run,
+            rows,
+            tokens,
+            (picks, local_experts, 1),
+            skew,
+        )
     tape = rows.tape
     width = dims.expert_intermediate // run.expert_width_share
     up = tape.parameter(local_experts, 2 * width, dims.hidden, dtype=run.weight_dtype)

@@ -206,7 +206,13 @@ def map_pointwise(call: AtenCall, function: str) -> Operator:
     if all(broadcasts_to(shape, out.shape) for shape, _ in walks):  # a pad or a repeat does not
         layout = classify_layout(out.shape, out.strides, walks)
     operands = [tensor.operand for tensor in inputs]
-    return describe_pointwise(function, operands, out.operand, main.dtype, layout)
+    return describe_pointwise(
+        function,
+        operands,
+        out.operand,
+        main.dtype,
+        layout,
+    )
 
 
 def _copy_source(call: AtenCall, source: Tensor) -> Operator:
@@ -272,7 +278,16 @@ def _map_concatenation(call: AtenCall) -> list[Operator]:
         rank = max(len(parts[0].shape), 1)
         layout, extents = describe_concatenation(parts, axis % rank)
     operands = [part.operand for part in parts]
-    return [describe_pointwise("cat", operands, out.operand, out.dtype, layout, extents)]
+    return [
+        describe_pointwise(
+            "cat",
+            operands,
+            out.operand,
+            out.dtype,
+            layout,
+            extents,
+        )
+    ]
 
 
 def _reduce_rows(call: AtenCall, function: str) -> Operator:
@@ -324,7 +339,13 @@ def _copy_to_rows(x: Tensor) -> Operator:
     strides = contiguous_strides(x.shape)
     layout = classify_layout(x.shape, strides, [(x.shape, x.strides)])
     out = (x.shape, strides, x.dtype)
-    return describe_pointwise("copy", (x.operand,), out, x.dtype, layout)
+    return describe_pointwise(
+        "copy",
+        (x.operand,),
+        out,
+        x.dtype,
+        layout,
+    )
 
 
 def _describe_softmax(call: AtenCall, x: Tensor) -> Operator:
@@ -434,7 +455,13 @@ def _map_scatter(call: AtenCall) -> list[Operator]:
 def _map_padding(call: AtenCall) -> list[Operator]:
     """Map a padding: zeros are written, then the part that was taken out is copied in."""
     part = call.inputs[0]
-    copy = describe_pointwise("copy", (part.operand,), part.operand, part.dtype, Layout.STRIDED)
+    copy = describe_pointwise(
+        "copy",
+        (part.operand,),
+        part.operand,
+        part.dtype,
+        Layout.STRIDED,
+    )
     return [_make_zeros(call.out), copy]
 
 
@@ -583,25 +610,60 @@ def _map_convolution(call: AtenCall) -> list[Operator]:
     """Return a convolution and the kernel that adds its bias to the channels in place."""
     x, weight, bias, stride, padding, dilation, transposed, _, groups = call.args[:9]
     out = call.out
-    settings = _ConvolutionSettings(stride, padding, dilation, transposed, groups)
-    op = _describe_convolution(call, settings, x, weight, out, "forward")
+    settings = _ConvolutionSettings(
+        stride,
+        padding,
+        dilation,
+        transposed,
+        groups,
+    )
+    op = _describe_convolution(
+        call,
+        settings,
+        x,
+        weight,
+        out,
+        "forward",
+    )
     if bias is None:
         return [op]
     planes = prod(out.shape[:2])
     operands = (out.operand, bias.operand)
     extents = (planes, None)
-    add = describe_pointwise("add", operands, out.operand, out.dtype, Layout.BROADCAST, extents)
+    add = describe_pointwise(
+        "add",
+        operands,
+        out.operand,
+        out.dtype,
+        Layout.BROADCAST,
+        extents,
+    )
     return [op, add]
 
 
 def _map_convolution_gradient(call: AtenCall) -> list[Operator]:
     """Return the gradients that are asked for: of the image, the weight, the bias."""
     grad, x, weight, _, stride, padding, dilation, transposed, _, groups, mask = call.args[:11]
-    settings = _ConvolutionSettings(stride, padding, dilation, transposed, groups)
+    settings = _ConvolutionSettings(
+        stride,
+        padding,
+        dilation,
+        transposed,
+        groups,
+    )
     ops: list[Operator] = []
     for direction, is_needed in zip(("dgrad", "wgrad"), mask, strict=False):
         if is_needed:
-            ops.append(_describe_convolution(call, settings, x, weight, grad, direction))
+            ops.append(
+                _describe_convolution(
+                    call,
+                    settings,
+                    x,
+                    weight,
+                    grad,
+                    direction,
+                )
+            )
     if mask[2]:
         bias_gradient = call.outs[-1]
         ops.append(_reduce_rows(AtenCall("sum", (grad,), (bias_gradient,)), "sum"))

@@ -168,7 +168,13 @@ def parse_sizes(data: bytes, path: Path) -> ModelSpec:
     file = decode_json(data, _SizesFile, path.name)
     check_names(f"architecture in {path.name}", file.architecture, ARCHITECTURES)
     name = file.name or path.stem
-    return make_model(name, name, file.architecture, file.dims, path.name)
+    return make_model(
+        name,
+        name,
+        file.architecture,
+        file.dims,
+        path.name,
+    )
 
 
 def graph_to_plain(graph: Graph) -> dict[str, Any]:

@@ -214,7 +214,12 @@ def _map_node(call: _Call) -> list[Operator] | None:
         first = inputs[0]
         unknown_walk = (None, None)
         copy = describe_pointwise(
-            function, (first.operand,), out.operand, first.dtype, layout, unknown_walk
+            function,
+            (first.operand,),
+            out.operand,
+            first.dtype,
+            layout,
+            unknown_walk,
         )
         return [copy]
     return [_map_pointwise(function, inputs, out)]
@@ -233,7 +238,13 @@ def _map_pointwise(
         walks = [(tensor.shape, tensor.strides) for tensor in inputs]
         layout = classify_layout(out.shape, out.strides, walks)
     operands = [tensor.operand for tensor in inputs]
-    return describe_pointwise(function, operands, out.operand, main.dtype, layout)
+    return describe_pointwise(
+        function,
+        operands,
+        out.operand,
+        main.dtype,
+        layout,
+    )
 
 
 def _list_arguments(call: _Call, name: str) -> tuple[Any, ...]:

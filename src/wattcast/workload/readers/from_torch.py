@@ -86,7 +86,13 @@ def capture(
             recorder.phase = "backward"
             _run_backward(module, (loss or _default_loss)(out))
 
-    _record_run(torch, module, recorder, run_module, train)
+    _record_run(
+        torch,
+        module,
+        recorder,
+        run_module,
+        train,
+    )
 
     # One optimiser step for the parameters of each number format
     peak_byte = recorder.memory.peak_byte
@@ -276,7 +282,13 @@ class _CallRecorder:
         symbolic_args = _to_symbolic(self.torch, (*args, *kwargs.values()))
         results = tuple(find_tensors(_to_symbolic(self.torch, (out,))))
         name = getattr(func, "overloadpacket", func).__name__
-        call = AtenCall(name, symbolic_args, results, self.tf32, len(args))
+        call = AtenCall(
+            name,
+            symbolic_args,
+            results,
+            self.tf32,
+            len(args),
+        )
         has_tensors = bool(results or call.inputs)
         is_empty = bool(results) and not any(tensor.numel for tensor in results)
         if is_empty or not has_tensors:
@@ -428,6 +440,12 @@ def _without_data(torch: Any, module: Any) -> tuple[Callable[..., Any], list[Any
         empty[name] = twin.requires_grad_(tensor.requires_grad)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        return torch.func.functional_call(module, empty, args, kwargs, tie_weights=True)
+        return torch.func.functional_call(
+            module,
+            empty,
+            args,
+            kwargs,
+            tie_weights=True,
+        )
 
     return run, list(empty.values())

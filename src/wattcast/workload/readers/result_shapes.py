@@ -146,7 +146,12 @@ def _convolution_shape(args: _Arguments, tensors: _Tensors) -> Shape:
     kernels = weight.shape[2:]
     sides = []
     for size, kernel, stride, padding, dilation in zip(
-        sizes, kernels, strides, paddings, dilations, strict=True
+        sizes,
+        kernels,
+        strides,
+        paddings,
+        dilations,
+        strict=True,
     ):
         covered = dilation * (kernel - 1) + 1
         sides.append((size + 2 * padding - covered) // stride + 1)

@@ -131,7 +131,15 @@ def _make_attention(torch: Any) -> Callable[..., Any]:
     ) -> Any:
         if attn_mask is None and query.shape[-1] == value.shape[-1] <= _WIDEST_FLASH_HEAD:
             flash = aten._scaled_dot_product_flash_attention
-            return flash(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
+            return flash(
+                query,
+                key,
+                value,
+                dropout_p,
+                is_causal,
+                False,
+                scale=scale,
+            )[0]
 
         if enable_gqa:
             key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
@@ -144,7 +152,14 @@ def _make_attention(torch: Any) -> Callable[..., Any]:
         needs_logsumexp = torch.is_grad_enabled() and query.requires_grad
         efficient = aten._scaled_dot_product_efficient_attention
         results = efficient(
-            query, key, value, attn_mask, needs_logsumexp, dropout_p, is_causal, scale=scale
+            query,
+            key,
+            value,
+            attn_mask,
+            needs_logsumexp,
+            dropout_p,
+            is_causal,
+            scale=scale,
         )
         return results[0]
 

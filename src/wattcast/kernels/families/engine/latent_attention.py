@@ -115,7 +115,14 @@ def _walk_cache(op: LatentAttention, sm_count: float) -> _Walk:
     blocks = ceil(op.kv_len / _DECODE_KEYS)
     part_blocks = max(ceil(SPLIT_MARGIN * tiles * blocks / sm_count), 1)
     parts = min(max(ceil(blocks / part_blocks), 1), _MOST_PARTS)
-    return _Walk(_DECODE_ROWS, _DECODE_KEYS, tiles, blocks, parts, op.latent + op.rope)
+    return _Walk(
+        _DECODE_ROWS,
+        _DECODE_KEYS,
+        tiles,
+        blocks,
+        parts,
+        op.latent + op.rope,
+    )
 
 
 def _walk_prompt(op: LatentAttention) -> _Walk:
@@ -124,7 +131,14 @@ def _walk_prompt(op: LatentAttention) -> _Walk:
     mean_keys = 0.5 * (op.kv_len + op.kv_len / tiles_of_head)
     blocks = max(ceil(mean_keys / _PREFILL_KEYS), 1)
     tiles = op.batch * op.heads * ceil(op.q_len / _PREFILL_ROWS)
-    return _Walk(_PREFILL_ROWS, _PREFILL_KEYS, tiles, blocks, 1, sum(op.dims))
+    return _Walk(
+        _PREFILL_ROWS,
+        _PREFILL_KEYS,
+        tiles,
+        blocks,
+        1,
+        sum(op.dims),
+    )
 
 
 register_kernels(LatentAttention, mapping=count_each(count_latent_attention))

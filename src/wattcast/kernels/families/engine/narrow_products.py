@@ -147,12 +147,24 @@ def _spread_tiles(
     unit_flop = 2.0 * tile.m * tile.n * op.k
     steps = op.k / tile.k
     if op.kernel == "marlin":
-        return _share_by_marlin(op, tiles, steps, unit_flop, run.chip.sm_count)
+        return _share_by_marlin(
+            op,
+            tiles,
+            steps,
+            unit_flop,
+            run.chip.sm_count,
+        )
     if op.kernel == "machete":
         # The warps that widen the weights of a tile also issue its products, one after the other.
         unit_flop += run.flop_per_cycle * tile.n * op.k / MACHETE.weights_per_cycle
         if shares_steps(tiles, run.chip.sm_count):
-            return _share_by_machete(op, tiles, steps, unit_flop, run.chip.sm_count)
+            return _share_by_machete(
+                op,
+                tiles,
+                steps,
+                unit_flop,
+                run.chip.sm_count,
+            )
     return _Blocks(float(tiles), steps, unit_flop)
 
 

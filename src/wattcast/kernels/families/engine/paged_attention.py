@@ -160,7 +160,13 @@ def count_paged_attention(op: PagedAttention, run: OperatorRun) -> CountedKernel
     library = _Library.choose(op, chip)
     tile = _choose_tile(op, library)
     walks = _walk_sequences(op, library, tile)
-    split = _split_sequences(op, library, tile, walks, chip)
+    split = _split_sequences(
+        op,
+        library,
+        tile,
+        walks,
+        chip,
+    )
     units = walks.count_units(split.parts)
     busiest = _count_busiest(walks, split, units, chip.sm_count)
     schedule = _Schedule(walks, split, units, busiest)
@@ -190,7 +196,13 @@ def count_paged_attention(op: PagedAttention, run: OperatorRun) -> CountedKernel
         "log_busiest": busiest,
         "log_longest": max(keys for _, _, keys in op.groups),
     }
-    work = _count_work(op, run, library, tile, schedule)
+    work = _count_work(
+        op,
+        run,
+        library,
+        tile,
+        schedule,
+    )
     return CountedKernel(_name_family(op, library), work, plain, logs)
 
 
@@ -335,7 +347,13 @@ def _split_sequences(
     """Return how the library cuts sequences into parts."""
     sm_count = chip.sm_count
     if library.is_flash_2:
-        return _split_by_flash_2(op, library, tile, walks, chip)
+        return _split_by_flash_2(
+            op,
+            library,
+            tile,
+            walks,
+            chip,
+        )
     if library.is_tensorrt:
         tile_count = walks.count_units([1.0] * len(walks.heads))
         most = max(sm_count // tile_count, 1.0)

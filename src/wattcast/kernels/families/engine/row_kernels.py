@@ -203,7 +203,13 @@ def _sample_logits(op: Sampling, form: _RowForm) -> _Grid:
     launches = 2.0 + is_split + 4.0 * form.draws + has_top_p
     if form.detail == "sorted":
         steps += ENGINE_ROWS.sort_steps
-    return _Grid(float(op.rows), steps, 0.0, slots=2.0, launches=launches)
+    return _Grid(
+        float(op.rows),
+        steps,
+        0.0,
+        slots=2.0,
+        launches=launches,
+    )
 
 
 def _route_tokens(op: Route) -> _Grid:

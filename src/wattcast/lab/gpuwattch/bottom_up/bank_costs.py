@@ -269,7 +269,13 @@ def _mat_circuits(
     leaving = tag_ways / part.active_mats if tag_ways else part.mat_bit
     return _MatCircuits(
         decode=_decoder_cost(tech, part, wide_um, high_um),
-        bitlines=_bitline_cost(tech, ports, part, wide_um, high_um),
+        bitlines=_bitline_cost(
+            tech,
+            ports,
+            part,
+            wide_um,
+            high_um,
+        ),
         precharge=precharge.times(part.per_mat),
         out=_output_cost(tech, part, high_um).times(leaving),
         compare=_comparator_cost(tech, part, tag_ways),
@@ -303,9 +309,20 @@ def bank_cost(
     across = part.mats_across
     down = part.mats_down
     width_um, height_um = mat_sides_um(
-        tech, ports, part, mat.decode.area_um2, *cell_sides_um(tech, ports)
+        tech,
+        ports,
+        part,
+        mat.decode.area_um2,
+        *cell_sides_um(tech, ports),
     )
-    route = partial(wire_tree_cost, tech, across, down, width_um, height_um)
+    route = partial(
+        wire_tree_cost,
+        tech,
+        across,
+        down,
+        width_um,
+        height_um,
+    )
     address = route(address_bit * ports.all)
     data_out = route(out_bit * ports.reading)
     data_in = route(in_bit * ports.writing)

@@ -313,7 +313,14 @@ class _FileNumbers:
         sizes = [int(piece) for piece in text.split(",") if piece.strip().isdigit()]
         a, b, c, d = sizes if len(sizes) == 4 else _BUFFERS
         capacity, block, ways, banks = config[:4]
-        return CacheShape(capacity, block, max(ways, 1), banks, config[7] == 1, (a, b, c, d))
+        return CacheShape(
+            capacity,
+            block,
+            max(ways, 1),
+            banks,
+            config[7] == 1,
+            (a, b, c, d),
+        )
 
 
 class Assumption(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -449,7 +456,13 @@ def _shape_l2(gpu: Gpu, assumed: Mapping[str, Any]) -> tuple[CacheShape, int]:
     capacity_byte = _round_whole(gpu.need("l2.capacity_byte"))
     slices = max(round(capacity_byte / assumed["l2_slice_byte"]), 1)
     slice_byte = _round_down(capacity_byte // slices, line * ways)
-    shape = CacheShape(slice_byte, line, ways, write_back=True, buffers=(16, 16, 16, 16))
+    shape = CacheShape(
+        slice_byte,
+        line,
+        ways,
+        write_back=True,
+        buffers=(16, 16, 16, 16),
+    )
     return shape, slices
 
 
@@ -551,18 +564,55 @@ class BuiltChip:
         toggle = design.toggle
         warps = design.warps
         tech = technology.find_technology(
-            d.feature_nm, d.device, d.temperature_k, d.projection, d.voltage_v
+            d.feature_nm,
+            d.device,
+            d.temperature_k,
+            d.projection,
+            d.voltage_v,
         )
         ports = ArrayPorts(d.ports)
         read_and_write = ArrayPorts(0, 1, 1)
         self.design = design
         self.tech = tech
-        self.instruction = _cache_cost(tech, d, d.instruction, "instruction cache", ArrayPorts(1))
-        self.data = _cache_cost(tech, d, d.data, "L1 data cache", ports)
-        self.constant = _cache_cost(tech, d, d.constant, "constant cache", ports)
-        self.texture = _cache_cost(tech, d, d.texture, "texture cache", ports)
+        self.instruction = _cache_cost(
+            tech,
+            d,
+            d.instruction,
+            "instruction cache",
+            ArrayPorts(1),
+        )
+        self.data = _cache_cost(
+            tech,
+            d,
+            d.data,
+            "L1 data cache",
+            ports,
+        )
+        self.constant = _cache_cost(
+            tech,
+            d,
+            d.constant,
+            "constant cache",
+            ports,
+        )
+        self.texture = _cache_cost(
+            tech,
+            d,
+            d.texture,
+            "texture cache",
+            ports,
+        )
         self.l2 = (
-            _cache_cost(tech, d, d.l2, "L2 cache", ArrayPorts(1), is_l2=True) if d.l2 else None
+            _cache_cost(
+                tech,
+                d,
+                d.l2,
+                "L2 cache",
+                ArrayPorts(1),
+                is_l2=True,
+            )
+            if d.l2
+            else None
         )
         lanes = d.crossbar_lanes
         self.shared = sram_cost(tech, _cache_array(d.shared, "shared memory", ports, toggle=toggle))
@@ -585,7 +635,11 @@ class BuiltChip:
             tech, rf.banks, to_float(crossbar.area_um2) ** 0.5
         )
         collector = SramArray(
-            "operand collector", 4 * _COLLECTOR_ENTRIES, 4, ports=read_and_write, output_bit=4
+            "operand collector",
+            4 * _COLLECTOR_ENTRIES,
+            4,
+            ports=read_and_write,
+            output_bit=4,
         )
         self.collector = sram_cost(tech, collector)
         fetched_byte = d.instruction_bit // 8
@@ -605,7 +659,13 @@ class BuiltChip:
         self.decoders = sum(lines, CircuitCost())
         self.latch = chip_units.latch_cost(tech)
         sizes = d.opcode_bit, register_bit, d.instruction_bit
-        self.latches = chip_units.count_pipeline_latches(warps, d.issue, d.decode, *sizes, d.depth)
+        self.latches = chip_units.count_pipeline_latches(
+            warps,
+            d.issue,
+            d.decode,
+            *sizes,
+            d.depth,
+        )
         self.alu, self.fpu, self.sfu = (
             chip_units.functional_unit_cost(tech, unit) for unit in ("alu", d.fpu, "sfu")
         )
@@ -654,7 +714,13 @@ def _cache_array(
     **more: Any,
 ) -> SramArray:
     return SramArray(
-        name, shape.capacity_byte, shape.block_byte, shape.ways, shape.banks, ports, **more
+        name,
+        shape.capacity_byte,
+        shape.block_byte,
+        shape.ways,
+        shape.banks,
+        ports,
+        **more,
     )
 
 
@@ -693,14 +759,26 @@ def _cache_cost(
         zip(shape.buffers, (missed_bit, line_bit, line_bit, line_bit), strict=True)
     ):
         if entries:
-            shape_of = SearchedBuffer(f"{name} buffer", entries, tag_bit, bits, search)
+            shape_of = SearchedBuffer(
+                f"{name} buffer",
+                entries,
+                tag_bit,
+                bits,
+                search,
+            )
             cost = searched_buffer_cost(tech, shape_of)
             built.append(cost)
             used_j[i] = cost.search_j + cost.write_j
     figures = ("subthreshold_w", "gate_w", "area_um2")
     off_w, gate_w, area_um2 = (sum(getattr(cost, what) for cost in built) for what in figures)
     return CacheCost(
-        array, sum(used_j[:3]), used_j[3], off_w, gate_w, area_um2, design.data.write_back
+        array,
+        sum(used_j[:3]),
+        used_j[3],
+        off_w,
+        gate_w,
+        area_um2,
+        design.data.write_back,
     )
 
 

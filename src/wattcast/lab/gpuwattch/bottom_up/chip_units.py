@@ -78,7 +78,13 @@ def crossbar_cost(
         2.0 * tech.gate_area_um2(driver_um) + 2.0 * tech.gate_area_um2(first_um, 2)
     )
 
-    across_um, down_um = _crossbar_sides_um(tech, inputs, outputs, bits, gates_um2)
+    across_um, down_um = _crossbar_sides_um(
+        tech,
+        inputs,
+        outputs,
+        bits,
+        gates_um2,
+    )
     used_j = wire.cost(across_um + down_um).energy_j
     used_j += (in_f * outputs + out_f * inputs + inside_f + control_f) * tech.vdd2
     lines = wire.cost(across_um, 0.0, inputs * bits) + wire.cost(down_um, 0.0, outputs * bits)
@@ -173,9 +179,24 @@ def router_cost(tech: Technology, shape: RouterShape) -> RouterCost:
     one = np.ones(1)
     flit = shape.flit_bit
     part = ArrayPartition(
-        shape.depth * one, shape.channels * flit * one, one, one, one, one, one, one, flit * one
+        shape.depth * one,
+        shape.channels * flit * one,
+        one,
+        one,
+        one,
+        one,
+        one,
+        one,
+        flit * one,
     )
-    queue = bank_cost(tech, ArrayPorts(0, 1, shape.channels), part, one, flit, flit)
+    queue = bank_cost(
+        tech,
+        ArrayPorts(0, 1, shape.channels),
+        part,
+        one,
+        flit,
+        flit,
+    )
     width_um = to_float(queue.width_um)
     height_um = to_float(queue.height_um)
     buffer = CircuitCost(
@@ -406,7 +427,17 @@ def memory_controller_cost(tech: Technology, mc: MemoryController) -> MemoryCont
     window = _request_window_cost(tech, mc)
     bus_byte = -(-int(bus) // 8)
     plain = ArrayPorts(0, mc.channels, mc.channels)
-    word = sram_cost(tech, SramArray("data buffer", bus_byte * mc.buffers, bus_byte, 1, 1, plain))
+    word = sram_cost(
+        tech,
+        SramArray(
+            "data buffer",
+            bus_byte * mc.buffers,
+            bus_byte,
+            1,
+            1,
+            plain,
+        ),
+    )
 
     # the engine takes 0.432 W at 1 GHz, 65 nm, 1.1 V and 72 bits, scaled with F·V²; the PHY 10 mW
     # per Gbit/s at 90 nm and 1.2 V (low-voltage differential), scaled with √F·V² (McPAT 0.8)
@@ -447,7 +478,13 @@ def _request_window_cost(tech: Technology, mc: MemoryController) -> ArrayCost:
     ports = ArrayPorts(0, mc.channels, mc.channels, mc.channels)
     tag_bit = mc.address_bit + _TAG_EXTRA_BIT + _OPCODE_BIT
     data_bit = 8 * -(-(mc.address_bit + _OPCODE_BIT) // 8)
-    window = SearchedBuffer("request window", mc.window, tag_bit, data_bit, ports)
+    window = SearchedBuffer(
+        "request window",
+        mc.window,
+        tag_bit,
+        data_bit,
+        ports,
+    )
     return searched_buffer_cost(tech, window)
 
 
@@ -474,7 +511,17 @@ def coalescer_cost(tech: Technology, entries: int) -> ArrayCost:
         capacity_byte: int,
         block_byte: int,
     ) -> ArrayCost:
-        return sram_cost(tech, SramArray(name, capacity_byte, block_byte, 1, 1, ports))
+        return sram_cost(
+            tech,
+            SramArray(
+                name,
+                capacity_byte,
+                block_byte,
+                1,
+                1,
+                ports,
+            ),
+        )
 
     requests = table("pending-request table", _REQUEST_BYTE * entries, _REQUEST_BYTE)
     masks = table("thread masks", _MASK_BYTE * _MASKS * entries, _MASK_BYTE)

@@ -188,7 +188,13 @@ def scale_design(
     scaled = design
     for name, (field, size) in _RESIZED.items():
         if name in factors:
-            scaled = _resize_part(scaled, name, field, size, factors[name])
+            scaled = _resize_part(
+                scaled,
+                name,
+                field,
+                size,
+                factors[name],
+            )
     if "sms" in factors:
         count = _scale_whole("sms", design.sm_count, factors["sms"])
         ports = ceil(design.router.inputs * count / design.sm_count)
@@ -237,7 +243,13 @@ def compare_chips(
     where = after.design.name
     group = "size"
     return tuple(
-        EnergyRatio(where, group, *key, new[key], value)
+        EnergyRatio(
+            where,
+            group,
+            *key,
+            new[key],
+            value,
+        )
         for key, value in old.items()
         if value > 0.0
     )
@@ -314,13 +326,23 @@ def energies_to_plain(chip: chip_design.BuiltChip, gpu: Gpu | None = None) -> di
     charged = read_shipped_table(BOTTOM_UP_PACKAGE, "data", "counters.csv")
     accesses = {row["counter"]: row["accesses"] for row in charged}
     counters = [
-        {"counter": name, "energy_j": joule, "from": accesses[name]}
+        {
+            "counter": name,
+            "energy_j": joule,
+            "from": accesses[name],
+        }
         for name, joule in counter_energies(chip).items()
     ]
     units = []
     for name, unit in functional_units().items():
         energy_j = functional_unit_cost(tech, name).energy_j
-        units.append({"unit": name, "energy_j": energy_j, "source": unit.source})
+        units.append(
+            {
+                "unit": name,
+                "energy_j": energy_j,
+                "source": unit.source,
+            }
+        )
     parts = []
     for part in chip_design.list_chip_parts(chip):
         figures = dict(vars(part))
@@ -357,7 +379,16 @@ def fitted_ratios(name: str = "h200") -> list[EnergyRatio]:
     for event, joule in ours.items():
         fitted_j = theirs.get(event, 0.0)
         if fitted_j > 0.0:
-            ratios.append(EnergyRatio(name, "module", event, "J", joule, fitted_j))
+            ratios.append(
+                EnergyRatio(
+                    name,
+                    "module",
+                    event,
+                    "J",
+                    joule,
+                    fitted_j,
+                )
+            )
     return ratios
 
 
@@ -366,7 +397,13 @@ def make_energy_rows(gpu: str = "h200") -> list[LedgerRow]:
     if shipped_bundle(gpu) is None:
         return []
     return [
-        make_ratio_row(f"{gpu} fitted", r.name, 1, r.ratio, _FITTED_MUST)
+        make_ratio_row(
+            f"{gpu} fitted",
+            r.name,
+            1,
+            r.ratio,
+            _FITTED_MUST,
+        )
         for r in fitted_ratios(gpu)
     ]
 
@@ -384,7 +421,12 @@ def make_ratio_row(
     """
     goals: dict[str, Any] = {"factor_must": must, "factor_aim": aim}
     return make_ledger_row(
-        where, quantity, n, 100.0 * abs(ratio - 1.0), ratio=round(ratio, 3), **goals
+        where,
+        quantity,
+        n,
+        100.0 * abs(ratio - 1.0),
+        ratio=round(ratio, 3),
+        **goals,
     )
 
 
@@ -399,7 +441,15 @@ def print_energies(console: Console, plain: dict[str, Any]) -> None:
         (row["counter"], show(row["energy_j"], "J"), row["from"]) for row in plain["counters"]
     ]
     pipes = ("PIPE_A", show(plain["pipelines_w"], "W"), "pipeline latches of all SMs at duty one")
-    console.print(new_table("counter", "energy", "from", rows=[*counted, pipes], left=("from",)))
+    console.print(
+        new_table(
+            "counter",
+            "energy",
+            "from",
+            rows=[*counted, pipes],
+            left=("from",),
+        )
+    )
     if plain["events"]:
         print_rows(console, plain["events"], {"event": "event", "energy_j": "energy"})
     published = {
@@ -430,7 +480,15 @@ def print_changes(console: Console, changes: Sequence[EnergyRatio]) -> None:
         before = _format_quantity(change.theirs, change.unit)
         after = _format_quantity(change.ours, change.unit)
         rows.append((change.name, before, after, f"{change.ratio:.3f}"))
-    console.print(new_table("figure", "before", "after", "ratio", rows=rows))
+    console.print(
+        new_table(
+            "figure",
+            "before",
+            "after",
+            "ratio",
+            rows=rows,
+        )
+    )
 
 
 def print_ratios(console: Console, ratios: Sequence[EnergyRatio]) -> None:
@@ -440,7 +498,17 @@ def print_ratios(console: Console, ratios: Sequence[EnergyRatio]) -> None:
         ours = _format_quantity(r.ours, r.unit)
         theirs = _format_quantity(r.theirs, r.unit)
         rows.append((r.where, r.group, r.name, ours, theirs, f"{r.ratio:.3f}"))
-    console.print(new_table("where", "class", "name", "bottom up", "theirs", "ratio", rows=rows))
+    console.print(
+        new_table(
+            "where",
+            "class",
+            "name",
+            "bottom up",
+            "theirs",
+            "ratio",
+            rows=rows,
+        )
+    )
 
 
 def _format_quantity(value: float, unit: str) -> str:
@@ -479,7 +547,13 @@ def _draw_panel(
         ratios = [table[name] for table in ratio_tables]
         every_ratio += ratios
         line = "--" if name in (LEAKAGE, AREA) else "-"
-        axes.plot(_STEPS, ratios, f"{_MARKS[place]}{line}", color=_LINE_COLOURS[place], label=name)
+        axes.plot(
+            _STEPS,
+            ratios,
+            f"{_MARKS[place]}{line}",
+            color=_LINE_COLOURS[place],
+            label=name,
+        )
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     axes.set_xticks(_STEPS, [f"{step:g}x" for step in _STEPS])

@@ -130,13 +130,24 @@ def sram_cost(tech: Technology, sram: SramArray) -> ArrayCost:
     if sram.tag_bit:
         width = sram.tag_bit * sram.ways
         cells = _BankCells(
-            sram.blocks // sram.ways, width, 1, sram.tag_bit, width, sram.banks, sram.ways
+            sram.blocks // sram.ways,
+            width,
+            1,
+            sram.tag_bit,
+            width,
+            sram.banks,
+            sram.ways,
         )
         tag, chosen_s = _build_array(tech, sram, cells)
         # data are read after the tags, which counts in their delay
         before_s = chosen_s if sram.sequential else 0.0
     cells = _BankCells(
-        sram.blocks // ways, 8 * sram.block_byte * ways, ways, sram.bits, sram.bits, sram.banks
+        sram.blocks // ways,
+        8 * sram.block_byte * ways,
+        ways,
+        sram.bits,
+        sram.bits,
+        sram.banks,
     )
     data, _ = _build_array(tech, sram, cells, before_s)
     share = tech.short_circuit * LAYOUT_OVERHEAD
@@ -176,7 +187,13 @@ def _choose_layout(
     )
     bits = np.maximum(address, 1.0)
     drawn = technology.find_technology(_DRAWN_NM)
-    one = _all_banks_cost(drawn, _ONE_PORT, part, bits, cells)
+    one = _all_banks_cost(
+        drawn,
+        _ONE_PORT,
+        part,
+        bits,
+        cells,
+    )
     area = one.width_um * one.height_um
     measure = one.read_j * (one.delay_s + before_s)
     best = int(np.argmin(np.where(area <= _AREA_LIMIT * area.min(), measure, np.inf)))
@@ -193,7 +210,14 @@ def _build_array(
     when chosen.
     """
     part, bits, chosen_s = _choose_layout(cells, sram.name, before_s)
-    bank = _all_banks_cost(tech, sram.ports, part, bits, cells, sram.toggle)
+    bank = _all_banks_cost(
+        tech,
+        sram.ports,
+        part,
+        bits,
+        cells,
+        sram.toggle,
+    )
     cost = ArrayCost(
         read_j=to_float(bank.read_j),
         write_j=to_float(bank.write_j),
@@ -217,7 +241,14 @@ def _all_banks_cost(
     less energy.
     """
     bank = bank_cost(
-        tech, ports, part, address, cells.in_bit, cells.leaving, cells.tag_ways, toggle
+        tech,
+        ports,
+        part,
+        address,
+        cells.in_bit,
+        cells.leaving,
+        cells.tag_ways,
+        toggle,
     )
     if cells.banks == 1:
         return bank
@@ -229,7 +260,14 @@ def _all_banks_cost(
     def arrange(down: float) -> BankCost:
         """Return the cost of banks in columns of ``down``, side by side."""
         across = cells.banks / down
-        route = partial(wire_tree_cost, tech, across, down, bank.width_um, bank.height_um)
+        route = partial(
+            wire_tree_cost,
+            tech,
+            across,
+            down,
+            bank.width_um,
+            bank.height_um,
+        )
         to_bank = route(address_bit)
         data_out = route(out_bit)
         data_in = route(in_bit)
@@ -282,6 +320,14 @@ def list_partitions(
     )
     fits &= (active <= mats_across) & (mat_bit <= out_bit) & (mat_bit >= per_mat)
     partitions = ArrayPartition(
-        row, column, per_mat, across / mats_across, mats_across, mats_down, active, mux, mat_bit
+        row,
+        column,
+        per_mat,
+        across / mats_across,
+        mats_across,
+        mats_down,
+        active,
+        mux,
+        mat_bit,
     )
     return partitions.select(np.flatnonzero(fits))

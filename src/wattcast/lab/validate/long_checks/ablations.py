@@ -135,7 +135,13 @@ def _oracle(where: str, held_rows: HeldOutRows) -> LedgerRow:
         mean_percent_error(s[at], held_rows.latency_s[at])
         for s in (oracle_s, held_rows.predicted_latency_s)
     )
-    return make_ledger_row(where, "tile oracle: the kernels that ran", int(at.sum()), error, full)
+    return make_ledger_row(
+        where,
+        "tile oracle: the kernels that ran",
+        int(at.sum()),
+        error,
+        full,
+    )
 
 
 def long_rows(
@@ -150,9 +156,22 @@ def long_rows(
     out = []
     with one_thread():
         out += _refitted(
-            gpu, "NVML clock for the effective clock", _reported(rows), held_rows, chip, idle, tell
+            gpu,
+            "NVML clock for the effective clock",
+            _reported(rows),
+            held_rows,
+            chip,
+            idle,
+            tell,
         )
-        out += _halved(gpu, rows, held_rows, chip, idle, tell)
+        out += _halved(
+            gpu,
+            rows,
+            held_rows,
+            chip,
+            idle,
+            tell,
+        )
     return out
 
 
@@ -183,7 +202,15 @@ def _refitted(
         predicted[test] = predict_with_fit(
             fit_kernel_rows(rows.select_rows(fold != k), chip, idle), rows.select_rows(test), chip
         )
-    return _compared(gpu, name, rows, predicted, held_rows, np.isin(fold, FOLDS), FOLDS)
+    return _compared(
+        gpu,
+        name,
+        rows,
+        predicted,
+        held_rows,
+        np.isin(fold, FOLDS),
+        FOLDS,
+    )
 
 
 def _halved(
@@ -214,7 +241,13 @@ def _halved(
         )
     draws = tuple(range(DRAWS))
     out = _compared(
-        gpu, "half the database", rows, predicted, held_rows, np.isin(fold, draws), draws
+        gpu,
+        "half the database",
+        rows,
+        predicted,
+        held_rows,
+        np.isin(fold, draws),
+        draws,
     )
     out[0]["draws"] = draw_errors
     return out
@@ -247,7 +280,11 @@ def _compared(
         full = _full(held_rows, folds, "burst" if quantity == "latency" else quantity)
         out.append(
             make_ledger_row(
-                f"{gpu} ablations, {quantity}", name, int(measured.sum()), error, full[0]
+                f"{gpu} ablations, {quantity}",
+                name,
+                int(measured.sum()),
+                error,
+                full[0],
             )
         )
     return out
@@ -302,7 +339,13 @@ def power_rows(
         & np.isfinite(clock_hz)
     )
     some = rows.select_rows(at)
-    priced, alpha = _rates(some, gpu, power_w[at], clock_hz[at], latency_s[at])
+    priced, alpha = _rates(
+        some,
+        gpu,
+        power_w[at],
+        clock_hz[at],
+        latency_s[at],
+    )
     predicted_w = _predict_by_models(priced, alpha, assign_folds(rows)[at], idle)
 
     tested = some.is_kind("sustained") & (some.repeat == 0)
@@ -355,7 +398,13 @@ def _rates(
 ) -> tuple[PowerRows, Array]:
     """Events a second of every row, and its two activity factors ``(row, 2)``."""
     reference = bundle_for(gpu).reference
-    kernels = build_kernels(rows.ops, rows.conditions, gpu, reference, ())
+    kernels = build_kernels(
+        rows.ops,
+        rows.conditions,
+        gpu,
+        reference,
+        (),
+    )
     names, counted = count_events(kernels)
     sms = float(np.mean(gpu.sm_count))
     effective = rows.column("effective_clock_hz")
@@ -480,7 +529,17 @@ def prediction_time_rows(gpu: str) -> list[LedgerRow]:
         if entry["simulated_s"]:
             more["simulated_s"] = float(entry["simulated_s"])
         more["profiling_over_ours"] = round(more["profiled_s"] / taken_s)
-        out.append(make_ledger_row(WHERE, entry["model"], TIMES, None, None, PUBLISHED, **more))
+        out.append(
+            make_ledger_row(
+                WHERE,
+                entry["model"],
+                TIMES,
+                None,
+                None,
+                PUBLISHED,
+                **more,
+            )
+        )
     return out
 
 
@@ -502,7 +561,17 @@ def predict_with_fit(
     gpu: Gpu,
 ) -> Array:
     """Predict the figures of each row from a fit, as ``predict_with_bundle`` does."""
-    return predict_with_bundle(build_bundle(fit, rows, gpu, {}, ""), rows, gpu)
+    return predict_with_bundle(
+        build_bundle(
+            fit,
+            rows,
+            gpu,
+            {},
+            "",
+        ),
+        rows,
+        gpu,
+    )
 
 
 def ideal_scaffold(bundle: Bundle) -> KernelFit:
@@ -513,7 +582,11 @@ def ideal_scaffold(bundle: Bundle) -> KernelFit:
     ideal = dict.fromkeys(FAMILIES, Correction(1.0, 1.0, 0.0))
     nothing = LearnedFactors(bundle.reference, {}, {})
     return KernelFit(
-        ideal, bundle.clock_law, bundle.power.as_module_power(), dict(bundle.toggling), nothing
+        ideal,
+        bundle.clock_law,
+        bundle.power.as_module_power(),
+        dict(bundle.toggling),
+        nothing,
     )
 
 

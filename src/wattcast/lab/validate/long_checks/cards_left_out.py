@@ -118,7 +118,13 @@ def judge(
     joblib = importlib.import_module("joblib")  # comes with scikit-learn
     with one_thread():
         work: Iterable[tuple[Judged, Judged]] = joblib.Parallel(n_jobs=-1, return_as="generator")(
-            joblib.delayed(_fold)(rows, ~gone & (fold != k), masks, gpu, idle)
+            joblib.delayed(_fold)(
+                rows,
+                ~gone & (fold != k),
+                masks,
+                gpu,
+                idle,
+            )
             for k, masks in enumerate(judged_masks)
         )
         judgements = list(work)
@@ -137,7 +143,13 @@ def _fold(
     idle: IdlePower,
 ) -> tuple[Judged, Judged]:
     fitted_on = rows.select_rows(training)
-    bundle = build_bundle(fit_kernel_rows(fitted_on, gpu, idle), fitted_on, gpu, {}, "")
+    bundle = build_bundle(
+        fit_kernel_rows(fitted_on, gpu, idle),
+        fitted_on,
+        gpu,
+        {},
+        "",
+    )
     # families count as held out: whether they are is for the whole bundle to say
     bundle = replace(
         bundle,
@@ -201,7 +213,13 @@ def learned_apart(
         name: ResidualEnds(latency[name], power.get(name, (0.8, 1.25)), 1) for name in latency
     }
     with one_thread():
-        left_out = predict_left_out(rows.select_rows(~gone), gpu, idle, residuals, (time, energy))
+        left_out = predict_left_out(
+            rows.select_rows(~gone),
+            gpu,
+            idle,
+            residuals,
+            (time, energy),
+        )
     return {**default_widening().apart, **fit_reason_widening(left_out)}
 
 
@@ -269,7 +287,13 @@ def counted(
     by = NORMAL_P90 * getattr(_spread_without(rows, gone), quantity)
     far = np.exp(widen_log_ends(np.log(ends), by))
     inside, inside_own = (at & (ratio >= e[:, 0]) & (ratio <= e[:, 1]) for e in (far, ends))
-    return Counted(quantity, np.where(at, of_class, ""), inside, inside_own, far[:, 1] - far[:, 0])
+    return Counted(
+        quantity,
+        np.where(at, of_class, ""),
+        inside,
+        inside_own,
+        far[:, 1] - far[:, 0],
+    )
 
 
 def _measured_by(
@@ -308,9 +332,24 @@ def coverage_rows(gpu: str, tell: Tell) -> list[LedgerRow]:
         tell(f"cards: fitting without {', '.join(map(name_of, cards))}")
         gone = np.isin(rows.uuid, cards)
         new, again = judge(rows, gone, chip, idle)
-        apart = learned_apart(rows, gone, new, chip, idle, tell)
+        apart = learned_apart(
+            rows,
+            gone,
+            new,
+            chip,
+            idle,
+            tell,
+        )
         tables += [
-            counted(rows, gone, quantity, new, again, apart) for quantity in KIND_OF_QUANTITY
+            counted(
+                rows,
+                gone,
+                quantity,
+                new,
+                again,
+                apart,
+            )
+            for quantity in KIND_OF_QUANTITY
         ]
     return _said(where, rows, tables)
 
@@ -346,7 +385,13 @@ def _said(
                 reasons = dict.fromkeys(rows.chosen)
                 parts |= {_chosen(why): chosen == why for why in reasons}
             class_rows = [
-                _counted_row(where, f"{quantity}, {name}, {part}", name, mine, at)
+                _counted_row(
+                    where,
+                    f"{quantity}, {name}, {part}",
+                    name,
+                    mine,
+                    at,
+                )
                 for part, at in parts.items()
             ]
             out += [one for one in class_rows if one["n"] >= LEAST_SAID]
@@ -379,7 +424,11 @@ def _counted_row(
             "median_width": round(100 * float(np.median(width)), 1),
         }
     return make_ledger_row(
-        where, f"{quantity}, inside {INTERVAL_LEVEL:.0%}", int(inside.size), None, **more
+        where,
+        f"{quantity}, inside {INTERVAL_LEVEL:.0%}",
+        int(inside.size),
+        None,
+        **more,
     )
 
 

@@ -129,7 +129,11 @@ def setting(gpu: str) -> Setting:
     usable = rows.to_judge() & on_random_data(rows)
     past = rows.select_rows(fold < 3)
     parent = build_bundle(
-        fit_kernel_rows(past, chip, fit_idle_curve(idle, chip)), past, chip, shipped.residuals, ""
+        fit_kernel_rows(past, chip, fit_idle_curve(idle, chip)),
+        past,
+        chip,
+        shipped.residuals,
+        "",
     )
     return Setting(
         chip,
@@ -295,7 +299,17 @@ def compared(
     card_rows = some.card_rows.select_rows(drawn(some.card_rows, count, seed))
     moved = move_forecast(card_rows, some.gpu, some.parent, some.idle).bundle
     alone = fit_kernel_rows(card_rows, some.gpu, fit_idle_curve(some.idle, some.gpu))
-    bundles = (some.parent, moved, build_bundle(alone, card_rows, some.gpu, {}, ""))
+    bundles = (
+        some.parent,
+        moved,
+        build_bundle(
+            alone,
+            card_rows,
+            some.gpu,
+            {},
+            "",
+        ),
+    )
     return {
         arm: errors(bundle, some.test, some.gpu) for arm, bundle in zip(ARMS, bundles, strict=True)
     }

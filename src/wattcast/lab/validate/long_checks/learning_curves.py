@@ -227,7 +227,13 @@ def curves(
 ) -> list[Curve]:
     """Latency of bursts and power of sustained rows, overall and by family."""
     rows = kernel_rows.load_kernel_rows(gpu)
-    points = study(gpu, rows, variables, tell, again)
+    points = study(
+        gpu,
+        rows,
+        variables,
+        tell,
+        again,
+    )
     floor = measurement_noise(gpu)
     _, shape = np.unique([shape_name(op) for op in rows.ops], return_inverse=True)
     all_curves = []
@@ -241,7 +247,14 @@ def curves(
             error = points.error[quantity][:, at][:, mask]  # (order, row, share)
             count = np.maximum(points.trained[quantity][family], 0.5)
             all_curves.append(
-                _curve(quantity, family, error, count, shape[at][mask], floor.get((kind, family)))
+                _curve(
+                    quantity,
+                    family,
+                    error,
+                    count,
+                    shape[at][mask],
+                    floor.get((kind, family)),
+                )
             )
     return all_curves
 
@@ -293,9 +306,23 @@ def study(
     counted: dict[str, list[Array]] = {quantity: [] for quantity in QUANTITIES}
     for k in range(FOLDS):
         for order in range(ORDERS):
-            make = partial(_one, rows, fold, k, order, predict, tell)
+            make = partial(
+                _one,
+                rows,
+                fold,
+                k,
+                order,
+                predict,
+                tell,
+            )
             for entry in load_or_make_rows(_section(gpu, k, order), make, variables, again):
-                _place(entry, rows, fold == k, order, error)
+                _place(
+                    entry,
+                    rows,
+                    fold == k,
+                    order,
+                    error,
+                )
             subsets = [(fold != k) & (nested(rows, k, order) < share) for share in SHARES]
             for quantity in QUANTITIES:
                 counted[quantity].append(_trained(rows, subsets, quantity))

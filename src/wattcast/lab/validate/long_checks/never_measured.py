@@ -58,7 +58,12 @@ def unseen_rows(
     with one_thread():
         idle = fit_idle_curve(kernel_rows.load_idle_rows(gpu), chip)
         left_out = predict_left_out(
-            rows, chip, idle, fit_interval_ends(held_rows, near=near), near, tell
+            rows,
+            chip,
+            idle,
+            fit_interval_ends(held_rows, near=near),
+            near,
+            tell,
         )
     return counted_rows(f"{gpu} never measured", left_out)
 

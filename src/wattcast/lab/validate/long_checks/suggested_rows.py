@@ -159,14 +159,25 @@ def suggested(
     from_plan = round(PLAN_SHARE * count)
     first = [
         i
-        for i, _ in pick_candidates(pool.kernels, before, pool.share, ~measured, count - from_plan)
+        for i, _ in pick_candidates(
+            pool.kernels,
+            before,
+            pool.share,
+            ~measured,
+            count - from_plan,
+        )
     ]
     picked = np.isin(everything, first)
     even = np.ones(len(everything))
     plan_rows = [
         i
         for i, _ in pick_candidates(
-            pool.kernels, before, even, ~measured & ~picked, from_plan, picked
+            pool.kernels,
+            before,
+            even,
+            ~measured & ~picked,
+            from_plan,
+            picked,
         )
     ]
     # both kinds in proportion, so that any beginning of the list has its share of each
@@ -202,7 +213,13 @@ def suggest_rows(gpu: str, tell: Tell) -> list[LedgerRow]:
                     for (total, way), error in trial(pool, start, draw).items():
                         errors.setdefault((start, total, way), []).append(error)
     return [
-        _row(gpu, key, i, trial_errors, errors)
+        _row(
+            gpu,
+            key,
+            i,
+            trial_errors,
+            errors,
+        )
         for i in range(len(WEIGHTS))
         for key, trial_errors in errors.items()
     ]
@@ -242,7 +259,13 @@ def pool_of(gpu: str, fold: int) -> Pool:
     bursts = np.flatnonzero(usable & ~in_test_fold)
     test = np.flatnonzero(usable & in_test_fold)
     of = [
-        build_kernels(some.ops, some.conditions, chip, bundle.reference, ())
+        build_kernels(
+            some.ops,
+            some.conditions,
+            chip,
+            bundle.reference,
+            (),
+        )
         for some in map(rows.select_rows, _masks(rows, bursts, test))
     ]
     operators = list_model_operators(gpu, lambda _: None)
@@ -257,7 +280,16 @@ def pool_of(gpu: str, fold: int) -> Pool:
     shares = [spread_over(asked_kernels, weight, kernels) for kernels in of]
     idle = fit_idle_curve(kernel_rows.load_idle_rows(gpu), chip)
     return Pool(
-        rows, chip, idle, bundle, bursts, test, ~burst & ~in_test_fold, of[0], shares[0], shares[1]
+        rows,
+        chip,
+        idle,
+        bundle,
+        bursts,
+        test,
+        ~burst & ~in_test_fold,
+        of[0],
+        shares[0],
+        shares[1],
     )
 
 

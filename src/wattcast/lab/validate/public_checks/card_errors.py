@@ -64,7 +64,14 @@ def _judge_card(card: str, reference: Path) -> list[LedgerRow]:
         must: float | None = goal
         if gpu.startswith("mi"):
             must = _AMD_PRODUCTS if family == "products" else None
-        row = make_ledger_row(f"{card}, {WHERE}", family, count, calibrated, forecast, must=must)
+        row = make_ledger_row(
+            f"{card}, {WHERE}",
+            family,
+            count,
+            calibrated,
+            forecast,
+            must=must,
+        )
         rows.append(row)
     return rows
 

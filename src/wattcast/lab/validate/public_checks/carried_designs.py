@@ -142,7 +142,15 @@ def _judge_chip(folder: Path, name: str) -> list[CarriedSet]:
     for kind in dict.fromkeys(work.tolist()):
         rows = np.flatnonzero(work == kind)
         shapes = tuple((table.rows.ops[row], table.engine[row]) for row in rows.tolist())
-        sets.append(CarriedSet(name, kind, shapes, predicted_s[rows], measured_s[rows]))
+        sets.append(
+            CarriedSet(
+                name,
+                kind,
+                shapes,
+                predicted_s[rows],
+                measured_s[rows],
+            )
+        )
     return sets
 
 
@@ -163,13 +171,25 @@ def _judge_amd(path: Path) -> CarriedSet:
                 ops.append(BlockProduct(*sizes, dtype=Dtype.FP8))
                 seconds.append(1e-6 * float(line["us"]))
     conditions = (RunCondition(),) * len(ops)
-    kernels = build_kernels(tuple(ops), conditions, chip, bundle.reference, ())
+    kernels = build_kernels(
+        tuple(ops),
+        conditions,
+        chip,
+        bundle.reference,
+        (),
+    )
     timeline = analyse_kernels(kernels, chip, bundle.for_bursts())
     top_hz = np.asarray(float(np.ravel(chip.clocks.max_hz)[0]))
     running_hz = compute_effective_hz(timeline, top_hz, bundle.for_bursts().clock_law)
     predicted_s = compute_kernel_s(timeline.phases, running_hz)
     work = "products fp8 in blocks"
-    return CarriedSet(AMD_CHIP, work, tuple(ops), predicted_s, np.array(seconds))
+    return CarriedSet(
+        AMD_CHIP,
+        work,
+        tuple(ops),
+        predicted_s,
+        np.array(seconds),
+    )
 
 
 def compare_chips(sets: Sequence[CarriedSet]) -> list[dict[str, Any]]:

@@ -141,7 +141,13 @@ def _make_published(name: str, runs: Sequence[PublishedRun]) -> _Chip:
         inside = (measured >= ends[:, 0]) & (measured <= ends[:, 1])
         return _percent(predicted, measured), 100.0 * float(inside.mean())
 
-    return _Chip(name, prior, evidence, judge, len(judged))
+    return _Chip(
+        name,
+        prior,
+        evidence,
+        judge,
+        len(judged),
+    )
 
 
 def _predict_run(
@@ -180,7 +186,13 @@ def _make_b200(reference: Path) -> _Chip:
     def judge(bundle: Bundle) -> tuple[float, float]:
         return _judge_served(judged, bundle)
 
-    return _Chip(SERVED_GPU, prior, evidence, judge, len(judged))
+    return _Chip(
+        SERVED_GPU,
+        prior,
+        evidence,
+        judge,
+        len(judged),
+    )
 
 
 def _judge_served(rows: Sequence[ServedRow], bundle: Bundle) -> tuple[float, float]:

@@ -97,7 +97,11 @@ def read_collective_table(path: Path) -> list[CollectiveTiming]:
             byte = int(line["message_size"]) * _ELEMENT_BYTE[dtype]
             rows.append(
                 CollectiveTiming(
-                    kind, byte, int(line["num_gpus"]), dtype, float(line["latency"]) * 1e-3
+                    kind,
+                    byte,
+                    int(line["num_gpus"]),
+                    dtype,
+                    float(line["latency"]) * 1e-3,
                 )
             )
     return rows
@@ -208,7 +212,11 @@ def public_rows() -> list[LedgerRow]:
         more: dict[str, Any] = {"p90": round(float(np.quantile(error, 0.9)), 1)}
         rows.append(
             make_ledger_row(
-                "collectives, published", name, len(some), float(np.median(error)), **more
+                "collectives, published",
+                name,
+                len(some),
+                float(np.median(error)),
+                **more,
             )
         )
     amd_rows = ask_amd_rows()

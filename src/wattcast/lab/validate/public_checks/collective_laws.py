@@ -176,7 +176,14 @@ def draw_held_out(folder: Path) -> Figure:
                 ms=4,
             )
             line = [
-                CollectiveTiming("all_reduce", 1 << k, gpus, "half", 0.0) for k in range(10, 31)
+                CollectiveTiming(
+                    "all_reduce",
+                    1 << k,
+                    gpus,
+                    "half",
+                    0.0,
+                )
+                for k in range(10, 31)
             ]
             found_s = nccl_protocol_s(law, as_rows(line, True), both_ways / 2).min(axis=0)
             panel.loglog([t.byte for t in line], found_s * 1e6, color=colour, label=f"{gpus} GPUs")

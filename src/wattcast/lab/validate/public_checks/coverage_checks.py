@@ -202,7 +202,15 @@ def coverage_rows(
         return rows
     tell("coverage: public sets")
     for quantity, name, log_ratio, ends in judge_public_sets(reference):
-        rows.append(_judge(f"coverage, {name}", quantity, log_ratio, ends, WANTED))
+        rows.append(
+            _judge(
+                f"coverage, {name}",
+                quantity,
+                log_ratio,
+                ends,
+                WANTED,
+            )
+        )
     return rows
 
 
@@ -227,7 +235,13 @@ def _judge(
         "wanted": list(goal),
         "held": bool(goal[0] <= share <= goal[1] and width <= WIDEST * (high - low)),
     }
-    return make_ledger_row(where, quantity, len(log_ratio), None, **more)
+    return make_ledger_row(
+        where,
+        quantity,
+        len(log_ratio),
+        None,
+        **more,
+    )
 
 
 def judge_public_sets(reference: Path) -> Iterable[tuple[str, str, Array, Array]]:
@@ -337,7 +351,14 @@ def _kernel_set(
     group = timeline.kernels.work.kernel_family
     half = np.array([zlib.crc32(shape_name(op).encode()) % 2 == 0 for op in table.rows.ops])
     return KernelSet(
-        name, CHIPS.get(gpu.name, ""), tuple(group), ratio, plain, half, make_ends, bundle
+        name,
+        CHIPS.get(gpu.name, ""),
+        tuple(group),
+        ratio,
+        plain,
+        half,
+        make_ends,
+        bundle,
     )
 
 
@@ -368,7 +389,15 @@ def load_published_models(reference: Path) -> tuple[ModelSet, ...]:
     for (name, label), some in runs.items():
         gpu = hardware.load_gpu(name)
         rows = [to_calibration_row(r, gpu) for r in some]
-        sets.append(_model_set(label, CHIPS.get(name, name), rows, gpu, forecast_bundle(gpu)))
+        sets.append(
+            _model_set(
+                label,
+                CHIPS.get(name, name),
+                rows,
+                gpu,
+                forecast_bundle(gpu),
+            )
+        )
     return tuple(sets)
 
 

@@ -83,7 +83,16 @@ def make_dumped_rows(folder: Path) -> list[LedgerRow]:
     rows = []
     for group, ratio in class_medians(dumped).items():
         count = sum(r.group == group for r in dumped)
-        rows.append(make_ratio_row("dumped energies", group, count, ratio, _MUST, _AIM))
+        rows.append(
+            make_ratio_row(
+                "dumped energies",
+                group,
+                count,
+                ratio,
+                _MUST,
+                _AIM,
+            )
+        )
     for name in DUMPED_FILES:
         class_ratios = [r for r in dumped if r.where == name]
         ranks: dict[str, Any] = {
@@ -92,12 +101,24 @@ def make_dumped_rows(folder: Path) -> list[LedgerRow]:
             "rank_aim": _RANK_AIM,
         }
         rows.append(
-            make_ledger_row("dumped energies", f"{name}: ranks", len(class_ratios), None, **ranks)
+            make_ledger_row(
+                "dumped energies",
+                f"{name}: ranks",
+                len(class_ratios),
+                None,
+                **ranks,
+            )
         )
     for r in leakage_area_ratios(folder):
         goal = _MUST if r.group == "whole chip" else None
         rows.append(
-            make_ratio_row("GTX480 leakage and area", f"{r.group}: {r.name}", 1, r.ratio, goal)
+            make_ratio_row(
+                "GTX480 leakage and area",
+                f"{r.group}: {r.name}",
+                1,
+                r.ratio,
+                goal,
+            )
         )
     return rows
 
@@ -113,9 +134,26 @@ def dumped_ratios(folder: Path) -> list[EnergyRatio]:
         theirs = read_energies(folder / "accelwattch" / "coefficients" / f"{name}.csv")
         ours = make_energy_table(chip, architecture.dialect)
         ratios += _counter_ratios(name, chip.design, ours, theirs)
-        ratios.append(EnergyRatio(name, "pipelines", "PIPE_A", "W", ours.duty_w, theirs.duty_w))
+        ratios.append(
+            EnergyRatio(
+                name,
+                "pipelines",
+                "PIPE_A",
+                "W",
+                ours.duty_w,
+                theirs.duty_w,
+            )
+        )
         constant_w = ours.mc_constant_w, theirs.mc_constant_w
-        ratios.append(EnergyRatio(name, "memory controller", "constant", "W", *constant_w))
+        ratios.append(
+            EnergyRatio(
+                name,
+                "memory controller",
+                "constant",
+                "W",
+                *constant_w,
+            )
+        )
         ratios += _coalescer_ratios(name, chip.design, ours, theirs)
     return ratios
 
@@ -135,7 +173,15 @@ def _counter_ratios(
             if our_j > 0.0 and their_j > 0.0:
                 off_j = device_memory_j.get(counter, 0.0)
                 figures = our_j - off_j, their_j - off_j
-                ratios.append(EnergyRatio(name, group, counter, "J", *figures))
+                ratios.append(
+                    EnergyRatio(
+                        name,
+                        group,
+                        counter,
+                        "J",
+                        *figures,
+                    )
+                )
     return ratios
 
 
@@ -155,7 +201,16 @@ def _coalescer_ratios(
         their_j = getattr(completed, f"coalescer_{way}_j")
         if our_j and their_j:
             label = f"coalescer {way}"
-            ratios.append(EnergyRatio(name, "coalescing logic", label, "J", our_j, their_j))
+            ratios.append(
+                EnergyRatio(
+                    name,
+                    "coalescing logic",
+                    label,
+                    "J",
+                    our_j,
+                    their_j,
+                )
+            )
     return ratios
 
 
@@ -177,8 +232,26 @@ def leakage_area_ratios(folder: Path) -> list[EnergyRatio]:
             figures.append(float(match[1]))
         leak_w = sum(part.count * part.leakage_w for part in mine)
         area_mm2 = sum(part.count * part.area_mm2 for part in mine)
-        ratios.append(EnergyRatio("gtx480", block, "leakage", "W", leak_w, figures[1] + figures[2]))
-        ratios.append(EnergyRatio("gtx480", block, "area", "mm2", area_mm2, figures[0]))
+        ratios.append(
+            EnergyRatio(
+                "gtx480",
+                block,
+                "leakage",
+                "W",
+                leak_w,
+                figures[1] + figures[2],
+            )
+        )
+        ratios.append(
+            EnergyRatio(
+                "gtx480",
+                block,
+                "area",
+                "mm2",
+                area_mm2,
+                figures[0],
+            )
+        )
     return ratios
 
 

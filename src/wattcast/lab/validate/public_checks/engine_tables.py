@@ -117,7 +117,13 @@ def _seconds(
     ops = [op for some in calls for op in some]
     row = np.repeat(np.arange(len(calls)), [len(some) for some in calls])
     condition = RunCondition(rotated="none" if warm else "")
-    kernels = build_kernels(tuple(ops), (condition,) * len(ops), gpu, bundle.reference, ())
+    kernels = build_kernels(
+        tuple(ops),
+        (condition,) * len(ops),
+        gpu,
+        bundle.reference,
+        (),
+    )
     timeline = analyse_kernels(kernels, gpu, bundle)
     running_hz = compute_effective_hz(
         timeline, np.asarray(float(np.mean(gpu.clocks.max_hz))), bundle.clock_law
@@ -139,7 +145,13 @@ def _gemm(line: dict[str, Any]) -> _Calls | None:
         return None
     old: list[Operator] = [
         Elementwise("cast", m * k, Dtype.FP8),
-        Linear(m, n, k, dtype=Dtype.FP8, out_dtype=Dtype.BF16),
+        Linear(
+            m,
+            n,
+            k,
+            dtype=Dtype.FP8,
+            out_dtype=Dtype.BF16,
+        ),
     ]
     product = (
         BlockProduct(m, n, k, dtype=Dtype.FP8) if block else ScaledProduct(m, n, k, dtype=Dtype.FP8)
@@ -159,14 +171,39 @@ def _attention(line: dict[str, Any]) -> _Calls | None:
     tokens = batch * new
     splits = GRAPH_SPLITS if tokens <= GRAPH_TOKENS else 0
     attention = PagedAttention(
-        heads, kv_heads, dim, ((batch, new, keys),), form, window, splits=splits, bound=keys
+        heads,
+        kv_heads,
+        dim,
+        ((batch, new, keys),),
+        form,
+        window,
+        splits=splits,
+        bound=keys,
     )
     seen = min(keys, window) if window and new == 1 else keys
     old: list[Operator] = [
         Elementwise("copy", 2 * tokens * kv_heads * dim),
-        Attention(batch, heads, kv_heads, new, seen, dim, causal=new > 1),
+        Attention(
+            batch,
+            heads,
+            kv_heads,
+            new,
+            seen,
+            dim,
+            causal=new > 1,
+        ),
     ]
-    return [CacheWrite(tokens, kv_heads * dim, heads, kv_heads, dim, form), attention], old
+    return [
+        CacheWrite(
+            tokens,
+            kv_heads * dim,
+            heads,
+            kv_heads,
+            dim,
+            form,
+        ),
+        attention,
+    ], old
 
 
 def _experts(line: dict[str, Any]) -> _Calls | None:
@@ -190,13 +227,34 @@ def _experts(line: dict[str, Any]) -> _Calls | None:
     form = Dtype.FP8 if fp8 else Dtype.BF16
     scales = "block" if "block" in line["moe_dtype"] else "tensor" if fp8 else "none"
     op = FusedExperts(
-        tokens, experts, chosen, hidden, inner, "fp8" if fp8 else "bf16", scales, dtype=form
+        tokens,
+        experts,
+        chosen,
+        hidden,
+        inner,
+        "fp8" if fp8 else "bf16",
+        scales,
+        dtype=form,
     )
     expert_tokens = max(tokens * chosen // experts, 1)
     old: list[Operator] = [
-        Bmm(experts, expert_tokens, 2 * inner, hidden, Dtype.BF16, dtype=form),
+        Bmm(
+            experts,
+            expert_tokens,
+            2 * inner,
+            hidden,
+            Dtype.BF16,
+            dtype=form,
+        ),
         Elementwise("silu_mul", tokens * chosen * inner),
-        Bmm(experts, expert_tokens, hidden, inner, Dtype.BF16, dtype=form),
+        Bmm(
+            experts,
+            expert_tokens,
+            hidden,
+            inner,
+            Dtype.BF16,
+            dtype=form,
+        ),
     ]
     return [op], old
 

@@ -56,10 +56,22 @@ def newer_table_rows(reference: Path | None, tell: Tell) -> list[LedgerRow]:
     rows = []
     for gpu, system in _NEW_CARDS.items():
         tell(f"{WHERE}: {gpu}")
-        rows += _judge_tables(folder, gpu, system, ("vllm", "trtllm"), "")
+        rows += _judge_tables(
+            folder,
+            gpu,
+            system,
+            ("vllm", "trtllm"),
+            "",
+        )
     for gpu, system in _SGLANG_CARDS.items():
         tell(f"{WHERE}: {gpu}, SGLang")
-        rows += _judge_tables(folder, gpu, system, ("sglang",), " of SGLang, as vLLM's")
+        rows += _judge_tables(
+            folder,
+            gpu,
+            system,
+            ("sglang",),
+            " of SGLang, as vLLM's",
+        )
     return rows + collective_card_rows(folder)
 
 

@@ -89,7 +89,13 @@ def roofline_terms(measured: Sequence[MeasuredModel], gpu: Gpu) -> RooflineTerms
     clock_hz = np.array([m.clock_hz or top_hz for m in measured])
     volts = gpu.power.voltage_v
     squared = 1.0 if volts is None else (volts.value_at(clock_hz) / volts.value.max()) ** 2
-    return RooflineTerms(ops, roof, compute, memory, squared * clock_hz / top_hz)
+    return RooflineTerms(
+        ops,
+        roof,
+        compute,
+        memory,
+        squared * clock_hz / top_hz,
+    )
 
 
 def _graph_terms(
@@ -383,7 +389,14 @@ def to_calibration_row(r: PublishedRun, gpu: Gpu) -> MeasuredModel:
     """Convert a published row to a calibration row at the clock that really ran."""
     assert r.clock_hz is not None
     clock_hz = min(r.clock_hz, float(sweep_values(gpu.clocks.max_hz)))
-    return MeasuredModel(r.name, r.graph, r.latency_s, r.power_w, clock_hz, r.temperature_c)
+    return MeasuredModel(
+        r.name,
+        r.graph,
+        r.latency_s,
+        r.power_w,
+        clock_hz,
+        r.temperature_c,
+    )
 
 
 _QUANTITIES = ("latency", "power", "energy")
@@ -508,10 +521,24 @@ def _anchored(
             latency=seconds,
         ),
         make_ledger_row(
-            eighths, "latency", judged_count, float(errors[0]), floor[0], "11.7", 11.0, 8.0
+            eighths,
+            "latency",
+            judged_count,
+            float(errors[0]),
+            floor[0],
+            "11.7",
+            11.0,
+            8.0,
         ),
         make_ledger_row(
-            eighths, "power", judged_count, float(errors[1]), floor[1], "8.3", 5.8, 4.5
+            eighths,
+            "power",
+            judged_count,
+            float(errors[1]),
+            floor[1],
+            "8.3",
+            5.8,
+            4.5,
         ),
         make_ledger_row(
             eighths,

@@ -54,7 +54,15 @@ def component_rows(reference: Path | None, tell: Tell) -> list[LedgerRow]:
     del tell
     runs = compare_simulator_runs(reference) if reference else []
     if not runs:
-        return [make_absent_row(TRACES, "worst component, W", _MISSING, 2e-5, 1e-5)]
+        return [
+            make_absent_row(
+                TRACES,
+                "worst component, W",
+                _MISSING,
+                2e-5,
+                1e-5,
+            )
+        ]
     rows = []
     for run in runs:
         name, worst = max(run.worst_w.items(), key=lambda item: item[1])
@@ -64,7 +72,16 @@ def component_rows(reference: Path | None, tell: Tell) -> list[LedgerRow]:
             ", with its power report" if run.reported else ""
         )
         rows.append(
-            make_ledger_row(TRACES, quantity, run.samples, None, None, None, *goals, **more)
+            make_ledger_row(
+                TRACES,
+                quantity,
+                run.samples,
+                None,
+                None,
+                None,
+                *goals,
+                **more,
+            )
         )
     return [*rows, *_refined(reference)]
 
@@ -77,7 +94,12 @@ def _refined(reference: Path | None) -> list[LedgerRow]:
     more: dict[str, Any] = {"in_sample": round(score.in_sample, 2), "before": round(score.start, 2)}
     where = "V100 components of AccelWattch"
     one_out = make_ledger_row(
-        where, "power, leave one kernel out", kernels, score.leave_one_out, score.constant, **more
+        where,
+        "power, leave one kernel out",
+        kernels,
+        score.leave_one_out,
+        score.constant,
+        **more,
     )
     by_application = make_ledger_row(
         where, "power, leave one application out", kernels, score.leave_application_out
@@ -97,7 +119,15 @@ def v100_rows(reference: Path | None, tell: Tell) -> list[LedgerRow]:
         reference / "accelwattch" / "volta_hw_counters_power_components.csv" if reference else None
     )
     if table is None or not table.is_file():
-        return [make_absent_row(V100, "power, leave one kernel out", _MISSING, 10.0, 9.0)]
+        return [
+            make_absent_row(
+                V100,
+                "power, leave one kernel out",
+                _MISSING,
+                10.0,
+                9.0,
+            )
+        ]
     columns = Path(__file__).with_name("volta.yaml")
     options = CounterFitOptions(models=(CounterModelKind.HYBRID,), advice=False)
     fit = fit_counters(read_counter_tables(table, "table", columns), options, tell)
@@ -108,13 +138,24 @@ def v100_rows(reference: Path | None, tell: Tell) -> list[LedgerRow]:
     name = "power, leave one kernel out"
     out = [
         make_ledger_row(
-            V100, name, n, held_out["benchmark"].score.mape, floor, "7.5 in sample", 10.0, 9.0
+            V100,
+            name,
+            n,
+            held_out["benchmark"].score.mape,
+            floor,
+            "7.5 in sample",
+            10.0,
+            9.0,
         )
     ]
     if "group" in held_out:
         out.append(
             make_ledger_row(
-                V100, "power, leave one application out", n, held_out["group"].score.mape, floor
+                V100,
+                "power, leave one application out",
+                n,
+                held_out["group"].score.mape,
+                floor,
             )
         )
     return out
@@ -128,10 +169,18 @@ def titanx_rows(reference: Path | None, tell: Tell) -> list[LedgerRow]:
     if path is None or not path.is_file():
         return [
             make_absent_row(
-                TITANX, "power, leave one benchmark out, V inferred", _MISSING, 6.5, 5.8
+                TITANX,
+                "power, leave one benchmark out, V inferred",
+                _MISSING,
+                6.5,
+                5.8,
             ),
             make_absent_row(
-                TITANX, "the same, power at the default clocks known", _MISSING, 3.5, 3.0
+                TITANX,
+                "the same, power at the default clocks known",
+                _MISSING,
+                3.5,
+                3.0,
             ),
         ]
     options = CounterFitOptions(
@@ -150,7 +199,18 @@ def titanx_rows(reference: Path | None, tell: Tell) -> list[LedgerRow]:
     floor = held_out[CounterModelKind.LINEAR].score
     n = main.score.rows
     name = "power, leave one benchmark out, V inferred"
-    rows = [make_ledger_row(TITANX, name, n, main.score.mape, floor.mape, "6-7", 6.5, 5.8)]
+    rows = [
+        make_ledger_row(
+            TITANX,
+            name,
+            n,
+            main.score.mape,
+            floor.mape,
+            "6-7",
+            6.5,
+            5.8,
+        )
+    ]
     if main.anchored is not None:
         rows.append(
             make_ledger_row(
@@ -294,7 +354,13 @@ def predict_epochs(epochs: Iterable[TrainingEpoch]) -> list[PredictedEpoch]:
         )
         limited = (e for e in alike if e is not highest)
         rows += [
-            PredictedEpoch(e, highest, e.time_s / highest.time_s, float(t), float(w))
+            PredictedEpoch(
+                e,
+                highest,
+                e.time_s / highest.time_s,
+                float(t),
+                float(w),
+            )
             for e, t, w in zip(limited, time, power_w, strict=True)
         ]
     return rows

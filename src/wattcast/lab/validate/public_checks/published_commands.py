@@ -51,7 +51,13 @@ def ask_by_name(
         "stack": "eager",
     }
     command = TypedCommand("predict", run.model, options | _list_conditions(run, gpu))
-    return JudgedRow(where, _name_run(run), command, _list_figures(run), PLACES)
+    return JudgedRow(
+        where,
+        _name_run(run),
+        command,
+        _list_figures(run),
+        PLACES,
+    )
 
 
 def ask_by_operators(
@@ -65,7 +71,13 @@ def ask_by_operators(
     command = TypedCommand(
         "predict", file, {"gpu": gpu, **_list_conditions(run, gpu)}, {file: content}
     )
-    return JudgedRow(where, _name_run(run), command, _list_figures(run), PLACES)
+    return JudgedRow(
+        where,
+        _name_run(run),
+        command,
+        _list_figures(run),
+        PLACES,
+    )
 
 
 def ask_amd_rows() -> list[JudgedRow]:
@@ -90,7 +102,11 @@ def ask_amd_rows() -> list[JudgedRow]:
         )
         rows.append(
             JudgedRow(
-                AMD, f"batch {batch}", command, {"latency": seconds}, {"latency": "latency_s"}
+                AMD,
+                f"batch {batch}",
+                command,
+                {"latency": seconds},
+                {"latency": "latency_s"},
             )
         )
     return rows

@@ -258,7 +258,14 @@ def judge_answers(answers: Sequence[_Answer]) -> list[LedgerRow]:
             median = float(np.median(100.0 * np.abs(ratio - 1.0))) if len(answered) else None
             bias = round(100.0 * float(np.median(ratio - 1.0)), 1) if len(answered) else None
             refused = len(members) - len(answered)
-            row = make_ledger_row(where, quantity, len(answered), median, must=must, bias=bias)
+            row = make_ledger_row(
+                where,
+                quantity,
+                len(answered),
+                median,
+                must=must,
+                bias=bias,
+            )
             rows.append(row | {"refused": refused})
     return rows
 

@@ -306,7 +306,13 @@ def _make(name: str, dimensions: dict[str, Any]) -> ModelSpec:
     kind = dims.pop("kind")
     source = "published training rows"
     if kind == "llama":
-        return make_model(name, name, "decoder", {"max_positions": 1 << 20, **dims}, source)
+        return make_model(
+            name,
+            name,
+            "decoder",
+            {"max_positions": 1 << 20, **dims},
+            source,
+        )
     sizes = {
         "intermediate": 4 * dims["hidden"],
         "max_positions": 8192,
@@ -319,7 +325,13 @@ def _make(name: str, dimensions: dict[str, Any]) -> ModelSpec:
             "kv_heads": dims["heads"], "norm": "layer", "gated": False, "activation": "gelu", "tied": True,
             "rotary_share": 0.0, **sizes,
         }  # fmt: skip
-        return make_model(name, name, "decoder", {**sizes, "max_positions": 1 << 20}, source)
+        return make_model(
+            name,
+            name,
+            "decoder",
+            {**sizes, "max_positions": 1 << 20},
+            source,
+        )
     return make_model(
         name,
         name,
@@ -472,7 +484,15 @@ def ask_training_rows(reference: Path) -> list[JudgedRow]:
         )
         if command.options.get("gpus", 8) > 1:
             measured = {"tokens/s": float(row["tokens_per_s_per_gpu"])}
-            judged_rows.append(JudgedRow(where, row["id"], command, measured, TRAINING_PLACES))
+            judged_rows.append(
+                JudgedRow(
+                    where,
+                    row["id"],
+                    command,
+                    measured,
+                    TRAINING_PLACES,
+                )
+            )
     return judged_rows
 
 
@@ -483,7 +503,11 @@ def training_rows(reference: Path | None, tell: Tell) -> list[LedgerRow]:
     if reference is None or not (reference / "training").is_dir():
         return [
             make_absent_row(
-                "published training", "tokens/s, median", "no reference data", 10.0, 6.0
+                "published training",
+                "tokens/s, median",
+                "no reference data",
+                10.0,
+                6.0,
             )
         ]
     tell("published training rows")

@@ -167,7 +167,13 @@ def _ask_speed(row: dict[str, str]) -> JudgedRow:
     name = f"{row['task']} {row['precision']} on {row['gpu']}"
     measured = {"latency": batch / float(row["items_per_s"])}
     command = TypedCommand("predict", model, options)
-    return JudgedRow(SPEED, name, command, measured, {"latency": "latency_s"})
+    return JudgedRow(
+        SPEED,
+        name,
+        command,
+        measured,
+        {"latency": "latency_s"},
+    )
 
 
 def _judge_speed(
