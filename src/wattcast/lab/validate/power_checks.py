@@ -246,7 +246,7 @@ def format_views(views: Sequence[KernelViews]) -> str:
         lines.append(f"| {place} | {len(watts)} | {np.median(watts):.0f} |")
     head = (
         "| kernel | measured W | forecast | counters | components | nearest | models "
-        "differ most in |"
+        "differ most in, W |"
     )
     lines += ["", head, "|---|---|---|---|---|---|---|"]
     for view in views:
@@ -255,7 +255,7 @@ def format_views(views: Sequence[KernelViews]) -> str:
         shown = ", ".join(f"{view.place_w[model].get(place, 0.0):.0f}" for model in MODELS)
         lines.append(
             f"| {view.name} | {view.measured_w:.0f} | {watts_of} | {view.nearest} | "
-            f"{place}: {shown} W |"
+            f"{place}: {shown} |"
         )
     return "\n".join(lines) + "\n"
 
