@@ -1,4 +1,4 @@
-"""Numbers in tables of two method pages are those that the commands beside them print, to the
+"""Numbers in tables of three method pages are those that the commands beside them print, to the
 digits shown.
 """
 
@@ -93,6 +93,24 @@ def test_doubled_and_halved_sizes(call) -> None:
             values = [ratios[word] for word in words]
             shown = re.findall(r"\d\.\d+", cell)
             assert all(map(same, shown, values)), (name, factor, cell, values)
+
+
+def test_energies_fitted_to_the_h200() -> None:
+    """docs/method/component.md has the energies that --config h200 uses."""
+    from wattcast.lab.gpuwattch.measured_energies import measured_chip
+
+    fitted = measured_chip("h200").values
+    of_a_group = {"DC_*": "DC_RH", "L2_*": "L2_RH"}
+    for name, cells in table("method/component.md", "| counter | energy pJ |").items():
+        counters = re.findall(r"[A-Z][A-Z0-9]*_(?:[A-Z]+|\*)(?:_ACC)?", name)
+        energies = [fitted[of_a_group.get(counter, counter)] for counter in counters]
+        assert energies, name
+        shown = numbers(cells[0]) + numbers(cells[1])
+        values = [energy.value for energy in energies]
+        values += [end for energy in energies for end in (energy.low, energy.high)]
+        assert len(shown) == len(values), name
+        for text, value in zip(shown, values, strict=True):
+            assert f"{1e12 * value:.3g}" == f"{float(text):.3g}", (name, text, value)
 
 
 LEDGER = {  # first cell of a row of counters.md -> the rows of the ledger it quotes, in order
