@@ -85,29 +85,42 @@ def print_kernel(console: Console, view: KernelView) -> None:
     runs = "1 run" if view.calls == 1 else f"{view.calls:g} runs"
     console.print(f"{title}: {a_run}, {runs}, as {escape(view.family)}")
     if view.chosen is not None:
-        console.print(f"Tile: {escape(explain_tile(view.chosen, view.alternatives))}")
-        rows = [_row_of_tile(choice) for choice in (view.chosen, *view.alternatives)]
-        headings = {
-            "tile": "tile",
-            "likelihood_share": "likely",
-            "tiles": "tiles",
-            "waves": "waves",
-            "steps": "steps of K",
-            "stages": "stages that fit",
-            "compute_s": "arithmetic",
-            "load_s": "loads from L2",
-        }
-        print_rows(
-            console,
-            rows,
-            headings,
-            "Tiles, and what each alone would take",
-            ["tile"],
-        )
+        _print_tiles(console, view.chosen, view.alternatives)
     console.print(
         f"{view.units:,.6g} blocks or tiles over the SMs: {view.waves:.4g} waves, of the last "
         f"{view.last_wave_share:.0%} of the SMs have work; {view.active_share:.0%} on average"
     )
+    _print_bytes(console, view)
+    _print_phases(console, view)
+
+
+def _print_tiles(
+    console: Console,
+    chosen: TileChoice,
+    alternatives: Sequence[TileChoice],
+) -> None:
+    console.print(f"Tile: {escape(explain_tile(chosen, alternatives))}")
+    headings = {
+        "tile": "tile",
+        "likelihood_share": "likely",
+        "tiles": "tiles",
+        "waves": "waves",
+        "steps": "steps of K",
+        "stages": "stages that fit",
+        "compute_s": "arithmetic",
+        "load_s": "loads from L2",
+    }
+    print_rows(
+        console,
+        [_row_of_tile(choice) for choice in (chosen, *alternatives)],
+        headings,
+        "Tiles, and what each alone would take",
+        ["tile"],
+    )
+
+
+def _print_bytes(console: Console, view: KernelView) -> None:
+    """Print the bytes that each level of memory moves beside those it moves at least."""
     levels = []
     for level, amount in view.level_byte.items():
         least = view.least_byte.get(level)
@@ -119,7 +132,7 @@ def print_kernel(console: Console, view: KernelView) -> None:
         if least:
             row["times"] = f"{amount / least:.2f}"
         levels.append(row)
-    titles = {
+    headings = {
         "level": "level",
         "moved_byte": "moved",
         "least_byte": "operands once",
@@ -128,14 +141,16 @@ def print_kernel(console: Console, view: KernelView) -> None:
     print_rows(
         console,
         levels,
-        titles,
+        headings,
         "Bytes at every level",
         ["level"],
     )
+
+
+def _print_phases(console: Console, view: KernelView) -> None:
     rows = []
     for phase in view.phases:
         words = [f"{name} {show(seconds, 's')}" for name, seconds in phase.resource_s.items()]
-        resources = ", ".join(words)
         rows.append(
             {
                 "phase": phase.name,
@@ -143,10 +158,10 @@ def print_kernel(console: Console, view: KernelView) -> None:
                 "bound": phase.bound,
                 "power_w": phase.power_w,
                 "energy_j": phase.energy_j,
-                "resources": resources,
+                "resources": ", ".join(words),
             }
         )
-    titles = {
+    headings = {
         "phase": "phase",
         "latency_s": "time",
         "bound": "bound by",
@@ -157,7 +172,7 @@ def print_kernel(console: Console, view: KernelView) -> None:
     print_rows(
         console,
         rows,
-        titles,
+        headings,
         "Phases",
         ["phase", "bound", "resources"],
     )

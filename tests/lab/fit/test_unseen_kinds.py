@@ -394,10 +394,11 @@ def test_a_fit_takes_what_ships_unless_it_learns_anew() -> None:
     near = ((0.5, 1.0, 0.9), (0.6, 0.8, 0.95))
     shipped = shipped_bundle("h200")
     assert shipped is not None
-    found = database_fit._take_widening("h200", near)
+    found = database_fit._take_widening(shipped, near)
     assert (found.near, found.near_power) == near
     assert found.apart == shipped.widening.apart
-    assert database_fit._take_widening("a100-pcie-40gb", near).apart == default_widening().apart
+    assert shipped_bundle("a100-pcie-40gb") is None
+    assert database_fit._take_widening(None, near).apart == default_widening().apart
 
 
 def test_leaving_out_of_a_fit_that_inherits_is_refused() -> None:

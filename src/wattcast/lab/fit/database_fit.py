@@ -74,6 +74,7 @@ from wattcast.lab.fit.kernel_fit import (
     fit_idle_curve,
     fit_kernel_rows,
 )
+from wattcast.power.power_model import IdlePower
 from wattcast.predictor.bundle import bundle_file as bundles
 from wattcast.predictor.bundle import bundle_for, support_widening
 from wattcast.predictor.bundle.bundle_file import Bundle
@@ -243,6 +244,37 @@ def fit_kernel_database(
             "idle step."
         )
     idle = fit_idle_curve(idle_rows, chip)
+    shipped = bundles.shipped_bundle(gpu)
+    bundle, held_rows = _fit_from_nothing(
+        rows,
+        chip,
+        idle,
+        shipped,
+        tell,
+        leaves_out,
+    )
+    layers = load_layers(database, chip)
+    if layers is not None:
+        bundle = replace(bundle, cold=fit_cold_cache(layers))
+    elif shipped is not None:
+        bundle = replace(bundle, cold=shipped.cold)
+    return bundle, held_rows
+
+
+def _fit_from_nothing(
+    rows: KernelRows,
+    chip: Gpu,
+    idle: IdlePower,
+    shipped: Bundle | None,
+    tell: Callable[[str], None],
+    leaves_out: bool,
+) -> tuple[Bundle, HeldOutRows]:
+    """Fit a bundle to rows alone, and its intervals to predictions of rows held out in five folds.
+
+    ``shipped``, the bundle that ships for the GPU, gives what rows of kernels do not tell: the
+    interval of collectives, which comes from public timings, and, unless ``leaves_out`` learns it
+    anew, how far intervals reach for what was never measured.
+    """
     with one_thread():
         held_rows = predict_held_out(rows, chip, idle, tell=tell)
         fit = fit_kernel_rows(rows, chip, idle)
@@ -258,15 +290,10 @@ def fit_kernel_database(
                 tell,
             )
             if leaves_out
-            else _take_widening(gpu, near)
+            else _take_widening(shipped, near)
         )
-    shipped = bundles.shipped_bundle(gpu)
-    cold = None
-    if shipped is not None:  # ends of collectives come from public timings
+    if shipped is not None:
         residuals = {"collective": shipped.residuals["collective"], **residuals}
-        cold = shipped.cold
-    if (layers := load_layers(database, chip)) is not None:
-        cold = fit_cold_cache(layers)
     burst = sum(kind == "burst" for kind in held_rows.kind)
     sustained = len(held_rows.kind) - burst
     note = (
@@ -280,12 +307,8 @@ def fit_kernel_database(
         residuals,
         note,
     )
-    return replace(
-        bundle,
-        cards=fit_card_spread(rows, held_rows),
-        widening=widening,
-        cold=cold,
-    ), held_rows
+    spread = fit_card_spread(rows, held_rows)
+    return replace(bundle, cards=spread, widening=widening), held_rows
 
 
 def fit_engine_database(
@@ -322,14 +345,15 @@ def fit_engine_database(
     return replace_family(start, fitted, family) if family else fitted
 
 
-def _take_widening(gpu: str, near: tuple[NearnessLine, NearnessLine]) -> Widening:
-    """Return the widening of the GPU's shipped bundle, or the default, with the nearness of the
-    rows at hand.
+def _take_widening(
+    shipped: Bundle | None,
+    near: tuple[NearnessLine, NearnessLine],
+) -> Widening:
+    """Return the widening of a shipped bundle, or the default, with the nearness of the rows at
+    hand.
     """
-    shipped = bundles.shipped_bundle(gpu)
-    return (
-        support_widening.default_widening() if shipped is None else shipped.widening
-    ).with_nearness(near)
+    widening = support_widening.default_widening() if shipped is None else shipped.widening
+    return widening.with_nearness(near)
 
 
 def write_fit(
