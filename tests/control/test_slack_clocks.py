@@ -21,7 +21,7 @@ from wattcast.control.live_plant import LivePlant
 from wattcast.control.plants import KnobRole, build_card_lattice
 from wattcast.control.program_files import BUSY_VARIABLE, PROGRESS_VARIABLE, BusyFolder
 from wattcast.control.search_problem import Goal, Objective
-from wattcast.control.slack_clocks import LEVELS, SLACK, SlackShares, choose_clocks_hz
+from wattcast.control.slack_clocks import KNOB_LEVELS, SLACK, SlackShares, choose_clocks_hz
 from wattcast.core.arrays import Array
 from wattcast.measure.device_control import NvmlReading
 
@@ -61,13 +61,24 @@ def test_slack_that_a_slower_clock_leaves_is_used_up() -> None:
 
 def test_no_card_gets_less_than_half_of_the_jobs_clock() -> None:
     assert learn(SlackShares(2), [1.0, 0.1]) == [1.0, 0.5]
-    assert LEVELS == (0.5, 1.0)
+    assert KNOB_LEVELS == (0.5, 1.0)
 
 
 def test_a_card_that_becomes_the_slowest_gets_the_jobs_clock_back_at_once() -> None:
     shares = SlackShares(2)
     learn(shares, [1.0, 0.6])
     assert learn(shares, [1.0, 1.04])[1] < 0.65  # within the noise of a period
+    assert learn(shares, [1.0, 1.06]) == [1.0, 1.0]
+
+
+def test_a_card_late_below_its_safe_share_gets_the_safe_share_back_at_once() -> None:
+    """Late at the safe share too, it gets the job's clock."""
+    shares = SlackShares(2)
+    safe = learn(shares, [1.0, 0.8])
+    for _ in range(9):
+        learn(shares, [1.0, 0.9])
+    assert shares.find_shares(LEVEL)[1] < 0.7
+    assert learn(shares, [1.0, 1.06]) == safe
     assert learn(shares, [1.0, 1.06]) == [1.0, 1.0]
 
 
@@ -322,7 +333,7 @@ def steer(job: SimulatedJob, objective: Objective, periods: int) -> tuple[LivePl
     """Control a job with the live controller; return the plant and what it measured."""
     cards: Any = [JobCard(job, rank) for rank in range(len(job.work))]
     steered = JobCards(cards)
-    lattice = build_card_lattice(*steered.clocks_hz(), slack_shares=LEVELS)
+    lattice = build_card_lattice(*steered.clocks_hz(), slack_shares=KNOB_LEVELS)
     source: Any = job
     plant = LivePlant(
         steered, lattice, 1.0, lambda: job.now_s < periods, job.pass_time, source, busy=source

@@ -53,7 +53,7 @@ from wattcast.control.queue_keeper import QueueKeeper
 from wattcast.control.savings import MeasuredSavings, ReferencePairs
 from wattcast.control.search_problem import Objective
 from wattcast.control.serving_control import EngineReading, LatencyKeeper
-from wattcast.control.slack_clocks import LEVELS as SLACK_LEVELS
+from wattcast.control.slack_clocks import KNOB_LEVELS as SLACK_LEVELS
 from wattcast.core import MissingTool
 from wattcast.core.strict_files import encode_csv
 from wattcast.core.whole_files import write_whole
