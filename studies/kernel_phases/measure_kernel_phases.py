@@ -27,6 +27,7 @@ from wattcast.lab.campaigns.kernel_plan import (
 from wattcast.lab.campaigns.nsight_counters import (
     POOL_BYTE,
     RANGE,
+    count_operator,
     find_ncu,
     keep_known_metrics,
     make_ncu_command,
@@ -122,23 +123,12 @@ def run_operators(out: Path, budget_s: float) -> None:
 
     deadline_s = time.monotonic() + budget_s
     gpu = CampaignGpu.open(POOL_BYTE)
-    torch = gpu.torch
-    profiler = torch.cuda.cudart()
     for spec in read_operators():
         if time.monotonic() > deadline_s:
             say(f"the budget is spent before {spec.operator}")
             break
         try:
-            call = gpu.build(spec)
-            call.run(0)
-            call.run(1)
-            torch.cuda.synchronize()
-            profiler.cudaProfilerStart()
-            torch.cuda.nvtx.range_push(RANGE + spec.id)
-            call.run(2)
-            torch.cuda.synchronize()
-            torch.cuda.nvtx.range_pop()
-            profiler.cudaProfilerStop()
+            count_operator(gpu, spec)
         except Exception as error:
             say(f"{spec.operator}: {type(error).__name__}: {str(error)[:200]}")
 

@@ -21,6 +21,7 @@ from collections.abc import (
     Sequence,
 )
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from wattcast.core.errors import (
     MissingTool,
@@ -36,6 +37,9 @@ from wattcast.lab.campaigns.kernel_plan import (
     read_kernel_plan,
     take_subset,
 )
+
+if TYPE_CHECKING:
+    from wattcast.lab.campaigns.operator_rows import CampaignGpu
 
 COUNTED = {
     "linear": 34,
@@ -263,25 +267,30 @@ def count_operators(
 
     deadline = time.monotonic() + budget_s
     gpu = CampaignGpu.open(POOL_BYTE)
-    torch = gpu.torch
-    cudart = gpu.torch.cuda.cudart()
     counted = failed = 0
     for spec in choose_counted_specs(few, listed):
         if time.monotonic() > deadline or failed >= FAILURES_BEFORE_STOP:
             break
         try:
-            call = gpu.build(spec)
-            call.run(0)
-            call.run(1)
-            torch.cuda.synchronize()
-            cudart.cudaProfilerStart()
-            torch.cuda.nvtx.range_push(RANGE + spec.id)
-            call.run(2)
-            torch.cuda.synchronize()
-            torch.cuda.nvtx.range_pop()
-            cudart.cudaProfilerStop()
+            count_operator(gpu, spec)
             counted += 1
         except (RuntimeError, WattcastError) as error:
             failed += 1
             print(f"counters: {spec.id} failed: {str(error)[:200]}", file=sys.stderr)
     return counted
+
+
+def count_operator(gpu: CampaignGpu, spec: OperatorSpec) -> None:
+    """Run an operator twice warm, and once in a named range for the profiler."""
+    torch = gpu.torch
+    profiler = torch.cuda.cudart()
+    call = gpu.build(spec)
+    call.run(0)
+    call.run(1)
+    torch.cuda.synchronize()
+    profiler.cudaProfilerStart()
+    torch.cuda.nvtx.range_push(RANGE + spec.id)
+    call.run(2)
+    torch.cuda.synchronize()
+    torch.cuda.nvtx.range_pop()
+    profiler.cudaProfilerStop()
