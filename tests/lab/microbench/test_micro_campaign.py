@@ -349,6 +349,40 @@ def test_cycles_come_from_the_stamps_of_each_multiprocessor() -> None:
         read_stamps(table.ravel())
 
 
+def test_a_block_without_its_last_nanoseconds_is_counted_as_unfinished() -> None:
+    """The message once counted cycle stamps alone and said that 0 of 2 blocks had not run."""
+    table = np.array([[0, 1000, 3000, 10, 1010], [7, 50, 2050, 10, 0]], dtype=np.uint64)
+    with pytest.raises(Refused, match="1 of 2 blocks"):
+        read_stamps(table.ravel())
+
+
+@pytest.mark.parametrize(("words", "counts"), [(8, [6] * 8), (3, [18, 18, 12])])
+def test_threads_that_share_a_word_all_count(words, counts) -> None:
+    """A card with a small L2 has more threads than words there: its sums were taken for wrong."""
+    device = SimpleNamespace(
+        zero=lambda address, size: None,
+        download=lambda address, length, kind: np.array(counts[:length], dtype=kind),
+    )
+    ready = SimpleNamespace(
+        blocks=2,
+        size=4 * words,
+        buffers=SimpleNamespace(device=device, b=0),
+        benchmark=SimpleNamespace(
+            name="atomic",
+            threads=4,
+            operations=3,
+            check="count",
+            whole=False,
+            unit=SimpleNamespace(chunk=0),
+        ),
+        launch=lambda rounds: None,
+    )
+    assert benchmark_kernels.run_self_check(ready) == "passed"
+    counts[0] -= 1
+    with pytest.raises(benchmark_kernels.SelfCheckFailed, match=f"not {min(counts[1:])} to"):
+        benchmark_kernels.run_self_check(ready)
+
+
 def test_an_sm_that_is_served_sooner_counts_with_the_blocks_it_took() -> None:
     """Three blocks on SM 0 and one on SM 7, all within 3,000 cycles: two blocks an SM."""
     times = [(0, 0, 1000), (0, 1000, 2000), (0, 2000, 3000), (7, 0, 3000)]
@@ -382,6 +416,7 @@ def test_a_load_shorter_than_the_memory_sensors_average_has_no_memory_power(
     row = sustain_load(bench, MicroRow("a", "a", "arithmetic"), lambda: None)
     assert row.memory_power_w == memory_w
     assert row.launch_s == pytest.approx(0.004)
+    assert row.launches == 10  # two chunks of five: the row once had the number of chunks
 
 
 def test_the_host_knows_what_the_fill_kernel_writes() -> None:

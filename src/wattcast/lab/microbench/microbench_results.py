@@ -75,7 +75,8 @@ class MicroRow:
     parts: dict[str, float] = field(default_factory=dict)  # operations of every unit of a mix
     byte: float | None = None  # moved by one launch
     flop: float | None = None
-    launches: int | None = None  # in the window
+    # in the window; rows of version 0.1.0 have the stretches of about 20 ms that were timed instead
+    launches: int | None = None
     launch_s: float | None = None  # mean time of a launch, by events
     launch_spread_s: float | None = None
     cycles: float | None = None  # of a launch on a multiprocessor, by its own counter
