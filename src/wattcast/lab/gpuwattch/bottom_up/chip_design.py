@@ -523,6 +523,7 @@ _LONG = {
 _COLLECTOR_ENTRIES = 8  # of an operand collector (manual 2.2.4)
 _UM2_PER_MM2 = 1e6
 _WORD_BIT = 32
+_READ_AND_WRITE = ArrayPorts(0, 1, 1)  # one port to read and one to write
 
 
 @dataclass(frozen=True)
@@ -559,124 +560,124 @@ class BuiltChip:
     """The costs of every structure of a design; tables in ``data`` name them."""
 
     def __init__(self, design: ChipDesign) -> None:
-        d = design
-        rf = design.registers
-        toggle = design.toggle
-        warps = design.warps
-        tech = technology.find_technology(
-            d.feature_nm,
-            d.device,
-            d.temperature_k,
-            d.projection,
-            d.voltage_v,
-        )
-        ports = ArrayPorts(d.ports)
-        read_and_write = ArrayPorts(0, 1, 1)
         self.design = design
-        self.tech = tech
-        self.instruction = _cache_cost(
-            tech,
-            d,
-            d.instruction,
-            "instruction cache",
-            ArrayPorts(1),
+        self.tech = technology.find_technology(
+            design.feature_nm,
+            design.device,
+            design.temperature_k,
+            design.projection,
+            design.voltage_v,
         )
-        self.data = _cache_cost(
-            tech,
-            d,
-            d.data,
-            "L1 data cache",
-            ports,
-        )
-        self.constant = _cache_cost(
-            tech,
-            d,
-            d.constant,
-            "constant cache",
-            ports,
-        )
-        self.texture = _cache_cost(
-            tech,
-            d,
-            d.texture,
-            "texture cache",
-            ports,
-        )
-        self.l2 = (
-            _cache_cost(
-                tech,
-                d,
-                d.l2,
-                "L2 cache",
-                ArrayPorts(1),
-                is_l2=True,
-            )
-            if d.l2
-            else None
-        )
+        self._build_caches()
+        self._build_shared_memory()
+        self._build_registers()
+        self._build_front_end()
+        self._build_execution_units()
+        self._build_memory_system()
+
+    def _build_caches(self) -> None:
+        """Build the caches of an SM, with as many ports as the design has, and an L2 slice.
+
+        The instruction cache and the L2 have one port."""
+        d = self.design
+        one_port = ArrayPorts(1)
+        ports = ArrayPorts(d.ports)
+        tech = self.tech
+        self.instruction = _cache_cost(tech, d, d.instruction, "instruction cache", one_port)
+        self.data = _cache_cost(tech, d, d.data, "L1 data cache", ports)
+        self.constant = _cache_cost(tech, d, d.constant, "constant cache", ports)
+        self.texture = _cache_cost(tech, d, d.texture, "texture cache", ports)
+        self.l2 = None
+        if d.l2:
+            self.l2 = _cache_cost(tech, d, d.l2, "L2 cache", one_port, is_l2=True)
+
+    def _build_shared_memory(self) -> None:
+        """Build shared memory and the crossbar from its banks to the lanes."""
+        d = self.design
         lanes = d.crossbar_lanes
-        self.shared = sram_cost(tech, _cache_array(d.shared, "shared memory", ports, toggle=toggle))
-        self.shared_crossbar = chip_units.crossbar_cost(tech, lanes, lanes, 32).times(toggle, 1.0)
-        bank = (
+        array = _cache_array(d.shared, "shared memory", ArrayPorts(d.ports), toggle=d.toggle)
+        self.shared = sram_cost(self.tech, array)
+        crossbar = chip_units.crossbar_cost(self.tech, lanes, lanes, _WORD_BIT)
+        self.shared_crossbar = crossbar.times(d.toggle, 1.0)
+
+    def _build_registers(self) -> None:
+        """Build the register file, its crossbar to the operand collectors and its arbiter."""
+        toggle = self.design.toggle
+        rf = self.design.registers
+        tech = self.tech
+        bank = SramArray(
+            "register file",
             4 * rf.registers // rf.arrays,
             rf.bank_bit // 8,
             1,
             rf.banks,
-            read_and_write,
+            _READ_AND_WRITE,
             rf.bank_bit,
+            toggle=toggle,
         )
-        self.registers = sram_cost(tech, SramArray("register file", *bank, toggle=toggle))
+        self.registers = sram_cost(tech, bank)
         outputs = max(rf.collectors * rf.crossbar_ports // rf.banks, 1)
-        crossbar = chip_units.crossbar_cost(tech, rf.crossbar_ports, outputs, rf.bank_bit).times(
-            toggle, 1.0
-        )
-        self.register_crossbar = crossbar
-        self.register_arbiter = chip_units.arbiter_cost(
-            tech, rf.banks, to_float(crossbar.area_um2) ** 0.5
-        )
+        crossbar = chip_units.crossbar_cost(tech, rf.crossbar_ports, outputs, rf.bank_bit)
+        self.register_crossbar = crossbar.times(toggle, 1.0)
+        # the arbiter's wires are as long as a side of the crossbar
+        side_um = to_float(self.register_crossbar.area_um2) ** 0.5
+        self.register_arbiter = chip_units.arbiter_cost(tech, rf.banks, side_um)
         collector = SramArray(
             "operand collector",
             4 * _COLLECTOR_ENTRIES,
             4,
-            ports=read_and_write,
+            ports=_READ_AND_WRITE,
             output_bit=4,
         )
         self.collector = sram_cost(tech, collector)
+
+    def _build_front_end(self) -> None:
+        """Build what fetches, decodes and selects instructions, and the pipeline's latches."""
+        d = self.design
+        tech = self.tech
         fetched_byte = d.instruction_bit // 8
-        self.buffer = sram_cost(
-            tech, SramArray("instruction buffer", max(fetched_byte * warps, 64), fetched_byte)
-        )
-        shape = (
+        buffer_byte = max(fetched_byte * d.warps, 64)
+        self.buffer = sram_cost(tech, SramArray("instruction buffer", buffer_byte, fetched_byte))
+        window = SearchedBuffer(
+            "instruction window",
             d.window,
-            max(8 * int(log2(max(warps, 2))), 8),
+            max(8 * int(log2(max(d.warps, 2))), 8),
             d.instruction_bit,
             ArrayPorts(0, 1, 1, 1),
         )
-        self.window = searched_buffer_cost(tech, SearchedBuffer("instruction window", *shape))
-        self.selection = chip_units.warp_selection_cost(tech, warps)
-        register_bit = ceil(log2(rf.registers))
-        lines = [chip_units.decoder_cost(tech, bits) for bits in (d.opcode_bit, register_bit, 8)]
-        self.decoders = sum(lines, CircuitCost())
+        self.window = searched_buffer_cost(tech, window)
+        self.selection = chip_units.warp_selection_cost(tech, d.warps)
+        register_bit = ceil(log2(d.registers.registers))
+        decoded_bits = (d.opcode_bit, register_bit, 8)
+        decoders = [chip_units.decoder_cost(tech, bits) for bits in decoded_bits]
+        self.decoders = sum(decoders, CircuitCost())
         self.latch = chip_units.latch_cost(tech)
-        sizes = d.opcode_bit, register_bit, d.instruction_bit
         self.latches = chip_units.count_pipeline_latches(
-            warps,
+            d.warps,
             d.issue,
             d.decode,
-            *sizes,
+            d.opcode_bit,
+            register_bit,
+            d.instruction_bit,
             d.depth,
         )
-        self.alu, self.fpu, self.sfu = (
-            chip_units.functional_unit_cost(tech, unit) for unit in ("alu", d.fpu, "sfu")
-        )
-        self.rest = chip_units.unmodelled_core_cost(tech, d.depth, warps)
-        self.router = chip_units.router_cost(tech, d.router)
-        # of a flit, beyond the router
-        self.link_j = toggle * to_float(
-            tech.repeated_wire().cost(d.link_um, d.router.flit_bit).energy_j
-        )
-        self.controller = chip_units.memory_controller_cost(tech, d.controller)
-        self.coalescer = chip_units.coalescer_cost(tech, d.pending)  # of one SM's tables
+
+    def _build_execution_units(self) -> None:
+        """Build one lane of every kind of unit, and what McPAT leaves unmodelled of an SM."""
+        d = self.design
+        self.alu = chip_units.functional_unit_cost(self.tech, "alu")
+        self.fpu = chip_units.functional_unit_cost(self.tech, d.fpu)
+        self.sfu = chip_units.functional_unit_cost(self.tech, "sfu")
+        self.rest = chip_units.unmodelled_core_cost(self.tech, d.depth, d.warps)
+
+    def _build_memory_system(self) -> None:
+        """Build coalescer, network and memory controller."""
+        d = self.design
+        self.coalescer = chip_units.coalescer_cost(self.tech, d.pending)  # of one SM's tables
+        self.router = chip_units.router_cost(self.tech, d.router)
+        wire = self.tech.repeated_wire().cost(d.link_um, d.router.flit_bit)
+        self.link_j = d.toggle * to_float(wire.energy_j)  # of a flit, beyond the router
+        self.controller = chip_units.memory_controller_cost(self.tech, d.controller)
 
     @property
     def provenance(self) -> str:
