@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import (
     Callable,
+    Collection,
     Mapping,
     Sequence,
 )
@@ -245,51 +246,80 @@ def _judge_divergence(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChan
     return CodeChange("divergence", seen, factor, wait=wait)
 
 
+@dataclass(frozen=True)
+class _PrecisionCosts:
+    """Seconds and joules of one multiply-add of a thread in either precision, and of an integer
+    addition where that was measured.
+    """
+
+    single: UnitWork
+    double: UnitWork
+    integer: UnitWork | None
+
+
+def _read_precision_costs(results: Sequence[MicroRow]) -> _PrecisionCosts | None:
+    """Return what operations cost, or None where one of the multiply-adds was not measured."""
+    rows = keep_first_rounds(results)
+    costs: dict[str, UnitWork] = {}
+    for name in ("fp32_fma", "fp64_fma"):
+        row = rows.get(name)
+        if row is None or not (row.operation_s and row.operation_above_idle_j):
+            return None
+        costs[name] = UnitWork(row.operation_s, row.operation_above_idle_j)
+    integer = None
+    row = rows.get("int32_add")
+    if row is not None and row.operation_s:
+        integer = UnitWork(row.operation_s, row.operation_above_idle_j or 0.0)
+    return _PrecisionCosts(costs["fp32_fma"], costs["fp64_fma"], integer)
+
+
 def _judge_fp64(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
     """Instructions become fp32 ones, fewer in functions; conversions and constants go, 8-byte
     accesses halve.
     """
-    by_name = keep_first_rounds(results)
-    single, double, whole = (by_name.get(name) for name in ("fp32_fma", "fp64_fma", "int32_add"))
-    if single is None or double is None or "fp64" not in p.work or p.work["fp64"].seconds <= 0.0:
+    costs = _read_precision_costs(results)
+    if costs is None or "fp64" not in p.work or p.work["fp64"].seconds <= 0.0:
         return None
-    single_j = single.operation_above_idle_j
-    double_j = double.operation_above_idle_j
-    if not (single.operation_s and double.operation_s and single_j and double_j):
-        return None
-    converted = p.counters.converted
     kept = SINGLE_SHARE if p.counters.calls_functions else 1.0
-    moved = p.work["fp64"].scaled(
-        kept * single.operation_s / double.operation_s, kept * single_j / double_j
+    single = p.work["fp64"].scaled(
+        kept * costs.single.seconds / costs.double.seconds,
+        kept * costs.single.joules / costs.double.joules,
     )
     factor = {"fp64": (0.0, 0.0)}
-    added = {"fp32": moved}
+    added = {"fp32": single}
     gone = p.counters.double_constants + (1.0 - kept) * p.counters["pipe_fp64"]
+
+    converted = p.counters.converted
     if converted > 0.0:
         factor["special"] = (1.0 - converted / p.counters["pipe_xu"],) * 2
         if (p.counters.access_byte or 4.0) >= 4.0:
             gone += converted  # from and to fp32
-        elif (
-            whole is not None and whole.operation_s
-        ):  # from integers, which the integer pipe turns into fp32
+        elif costs.integer is not None:
+            # from integers, which the integer pipe turns into fp32
             threads = 32.0 * converted
-            added["int"] = UnitWork(
-                threads * whole.operation_s, threads * (whole.operation_above_idle_j or 0.0)
-            )
+            added["int"] = costs.integer.scaled(threads, threads)
     if "instructions" in p.counters:
         factor["issue"] = (1.0 - min(gone / p.counters["instructions"], 1.0), 1.0)
-    counts = {size: p.counters[metric] for size, metric in ACCESSES.items()}
-    byte = sum(size * n for size, n in counts.items())
-    if byte > 0.0 and counts[8] > 0.0:
-        halved = 1.0 - 0.5 * 8.0 * counts[8] / byte
-        factor |= dict.fromkeys(("dram", "l2"), (halved, halved))
-        wide = (passes := p.counters.passes) - sum(n for size, n in counts.items() if size < 8)
-        if wide > 0.0:
-            factor["l1"] = (1.0 - 0.5 * wide / passes,) * 2
+    factor |= _halve_wide_accesses(p)
     share = p.work["fp64"].seconds / p.time_s
     return CodeChange(
         "fp64", f"the fp64 pipe is busy {share:.0%} of the time; fp32 instead", factor, added
     )
+
+
+def _halve_wide_accesses(p: KernelProfile) -> dict[str, tuple[float, float]]:
+    """Return the factors of memory's work where accesses of 8 bytes become ones of 4."""
+    counts = {size: p.counters[metric] for size, metric in ACCESSES.items()}
+    byte = sum(size * count for size, count in counts.items())
+    if byte <= 0.0 or counts[8] <= 0.0:
+        return {}
+    halved = 1.0 - 0.5 * 8.0 * counts[8] / byte
+    factor = {"dram": (halved, halved), "l2": (halved, halved)}
+    passes = p.counters.passes
+    wide_passes = passes - sum(count for size, count in counts.items() if size < 8)
+    if wide_passes > 0.0:
+        factor["l1"] = (1.0 - 0.5 * wide_passes / passes,) * 2
+    return factor
 
 
 def _judge_conversions(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
@@ -494,6 +524,20 @@ def judge_fusion(profiles: Sequence[KernelProfile]) -> TuningAdvice | None:
     The pass reads the first input, adds what each later one reads beyond the result handed on to it
     (or beyond the input that it reads again, where little is handed on), and writes the last
     result; arithmetic stays."""
+    factor = _fuse_traffic(profiles)
+    if not factor:
+        return None
+    starts_s = [p.work["launch"].seconds for p in profiles if "launch" in p.work]
+    if sum(starts_s) > 0.0:
+        factor["launch"] = (max(starts_s) / sum(starts_s), 1.0)
+    seen = f"{len(profiles)} passes move {1.0 / min(factor.values())[0]:.1f} times what one would"
+    seen += ", if each reads what the one before read or wrote"
+    change = CodeChange("fusion", seen, factor, unsure=True)
+    return advise_change(_add_profiles(profiles), [change])
+
+
+def _fuse_traffic(profiles: Sequence[KernelProfile]) -> dict[str, tuple[float, float]]:
+    """Return the share of the bytes through DRAM and L2 that one pass would still move."""
     factor: dict[str, tuple[float, float]] = {}
     for unit, (reads, writes) in MOVED.items():
         moved = sum(p.counters[reads] + p.counters[writes] for p in profiles)
@@ -501,31 +545,27 @@ def judge_fusion(profiles: Sequence[KernelProfile]) -> TuningAdvice | None:
         for last, p in pairwise(profiles):
             read = p.counters[reads]
             handed = last.counters[writes]
-            kept += max(read - (handed if handed > 0.3 * read else last.counters[reads]), 0.0)
+            reread = handed if handed > 0.3 * read else last.counters[reads]
+            kept += max(read - reread, 0.0)
         if moved > 0.0:
             factor[unit] = (kept / moved,) * 2
-    if not factor:
-        return None
-    starts = [p.work["launch"].seconds for p in profiles if "launch" in p.work]
-    factor |= {"launch": (max(starts) / sum(starts), 1.0)} if sum(starts) > 0.0 else {}
-    units = dict.fromkeys(unit for p in profiles for unit in p.work)
-    parts = {unit: [p.work[unit] for p in profiles if unit in p.work] for unit in units}
-    work = {
-        u: UnitWork(sum(w.seconds for w in ws), sum(w.joules for w in ws))
-        for u, ws in parts.items()
-    }
-    name = " + ".join(p.name for p in profiles)
-    time_s = sum(p.time_s for p in profiles)
-    together = KernelProfile(
-        name,
-        time_s,
+    return factor
+
+
+def _add_profiles(profiles: Sequence[KernelProfile]) -> KernelProfile:
+    """Return kernels that run one after the other as one: times and work of units are summed."""
+    work: dict[str, UnitWork] = {}
+    for p in profiles:
+        for unit, part in p.work.items():
+            before = work.get(unit, UnitWork(0.0, 0.0))
+            work[unit] = UnitWork(before.seconds + part.seconds, before.joules + part.joules)
+    return KernelProfile(
+        " + ".join(p.name for p in profiles),
+        sum(p.time_s for p in profiles),
         work,
         unit_work.KernelCounters(),
         profiles[0].idle_power_w,
     )
-    seen = f"{len(profiles)} passes move {1.0 / min(factor.values())[0]:.1f} times what one would"
-    seen += ", if each reads what the one before read or wrote"
-    return advise_change(together, [CodeChange("fusion", seen, factor, unsure=True)])
 
 
 def find_passes(profiles: Sequence[KernelProfile]) -> list[list[KernelProfile]]:
@@ -590,27 +630,34 @@ def tune_export(
     ``pipes`` are the device's, for exports of ``ncu --set full``, which give shares of peaks."""
     launches, exported = read_ncu_metrics(path)
     metrics = complete_metrics(exported, launches, pipes)
-    called = unit_work.METRICS
-    time = unit_work.TIME
     do = f"Collect with `{collect_command()}`, or with ncu --set full --csv --page raw."
-    if time not in metrics:
-        raise bad_value(path.name, f"the metric {time}", "an export without it", do)
+    if unit_work.TIME not in metrics:
+        raise bad_value(path.name, f"the metric {unit_work.TIME}", "an export without it", do)
+    counted = {name for name, metric in unit_work.METRICS.items() if metric in metrics}
     idle_w = unit_work.find_idle_power_w(results)
-    counted = {name for name, metric in called.items() if metric in metrics}
     if not unit_work.list_usable_units(results, counted):
         raise BadInput(f"{path.name}: no unit's work can be counted. {do}")
     profiles = []
-    for i, launch in enumerate(launches):
-        values = {
-            metric: float(column[i]) for metric, column in metrics.items() if np.isfinite(column[i])
-        }
-        profiles.append(unit_work.make_profile(launch.kernel, values, results, idle_w))
-    lacks = {
-        name: tuple(called[n] for n in needs if called[n] not in metrics)
-        for name, (needs, _) in JUDGES.items()
-    }
-    missing = {name: lacked for name, lacked in lacks.items() if lacked}
-    return TuningReport(tuple(profiles), *rank_advice(profiles, results), missing)
+    for place, launch in enumerate(launches):
+        row = {name: float(column[place]) for name, column in metrics.items()}
+        finite = {name: value for name, value in row.items() if np.isfinite(value)}
+        profiles.append(unit_work.make_profile(launch.kernel, finite, results, idle_w))
+    return TuningReport(
+        tuple(profiles),
+        *rank_advice(profiles, results),
+        _list_missing_metrics(metrics),
+    )
+
+
+def _list_missing_metrics(metrics: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """Return the metrics that judging each bottleneck needs and the export lacks."""
+    missing: dict[str, tuple[str, ...]] = {}
+    for bottleneck, (needs, _) in JUDGES.items():
+        names = [unit_work.METRICS[need] for need in needs]
+        absent = tuple(name for name in names if name not in metrics)
+        if absent:
+            missing[bottleneck] = absent
+    return missing
 
 
 def collect_command() -> str:
