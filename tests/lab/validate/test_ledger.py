@@ -24,7 +24,9 @@ def _no_quick_sets(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(
             ledger if hasattr(ledger, name) else ledger.checks, name, lambda *given: []
         )
-    monkeypatch.setattr("wattcast.lab.validate.public_checks.public_sets.public_rows", list)
+    public_sets_path = "wattcast.lab.validate.public_checks.public_sets"
+    monkeypatch.setattr(f"{public_sets_path}.published_collective_rows", list)
+    monkeypatch.setattr(f"{public_sets_path}.amd_rows", list)
 
 
 @pytest.mark.usefixtures("_no_quick_sets")

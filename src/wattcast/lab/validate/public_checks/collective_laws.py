@@ -20,6 +20,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from scipy.optimize import least_squares
 
+from wattcast.core import Dtype
 from wattcast.core.arrays import Array
 from wattcast.hardware import Gpu, load_gpu
 from wattcast.lab.validate.public_checks.collective_checks import (
@@ -66,7 +67,7 @@ def fit_law(
     fixed: dict[str, object],
 ) -> LinkLaw:
     """Return the law that fits these timings best."""
-    rows = as_rows(timings, multicast=True)
+    rows = as_rows(timings)
     true_s = np.array([row.latency_s for row in timings])
     start = np.log([getattr(START, name) for name in free])
 
@@ -144,7 +145,7 @@ def _relative_errors(
     timings: Sequence[CollectiveTiming],
     byte_per_s: float,
 ) -> Array:
-    predicted_s = nccl_protocol_s(law, as_rows(timings, True), byte_per_s).min(axis=0)
+    predicted_s = nccl_protocol_s(law, as_rows(timings), byte_per_s).min(axis=0)
     measured_s = np.array([timing.latency_s for timing in timings])
     return np.asarray(np.abs(predicted_s / measured_s - 1.0))
 
@@ -165,7 +166,7 @@ def draw_held_out(folder: Path) -> Figure:
             rows = [
                 t
                 for t in timings
-                if (t.kind, t.gpus, t.dtype) == ("all_reduce", gpus, "half") and t.judged
+                if (t.kind, t.gpus, t.dtype) == ("all_reduce", gpus, Dtype.FP16) and t.judged
             ]
             held_out = [t for t in rows if t.held_out]
             panel.loglog(
@@ -180,12 +181,12 @@ def draw_held_out(folder: Path) -> Figure:
                     "all_reduce",
                     1 << k,
                     gpus,
-                    "half",
+                    Dtype.FP16,
                     0.0,
                 )
                 for k in range(10, 31)
             ]
-            found_s = nccl_protocol_s(law, as_rows(line, True), both_ways / 2).min(axis=0)
+            found_s = nccl_protocol_s(law, as_rows(line), both_ways / 2).min(axis=0)
             panel.loglog([t.byte for t in line], found_s * 1e6, color=colour, label=f"{gpus} GPUs")
         panel.set_title(name)
         panel.set_xlabel("Buffer (bytes)")

@@ -22,13 +22,16 @@ from wattcast.calibrate.scoring import (
     make_ledger_row,
 )
 from wattcast.calibrate.table_rows import read_tables
-from wattcast.core import Dtype
 from wattcast.core.errors import BadInput
-from wattcast.lab.validate.public_checks.collective_checks import read_collective_table
+from wattcast.lab.validate.public_checks.collective_checks import (
+    as_operators,
+    newest_table,
+    percent_errors,
+    read_collective_table,
+)
 from wattcast.lab.validate.public_checks.other_gpu_checks import judge_kernels
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.link_laws import collective_s
-from wattcast.workload.operator_types import Collective
 
 WHERE = "newer kernel tables"
 _TABLES = ("gemm", "context_attention", "generation_attention", "moe")
@@ -115,17 +118,13 @@ def _judge_collectives(
     system: str,
 ) -> list[LedgerRow]:
     """Judge collectives as the law of the card's architecture has them."""
-    paths = sorted(folder.glob(f"{system}.nccl-*.csv.gz"))
-    if not paths:
+    table = newest_table(folder, system)
+    if table is None:
         return []
-    with TemporaryDirectory() as unpacked:
-        table = Path(unpacked) / paths[-1].stem
-        table.write_bytes(gzip.decompress(paths[-1].read_bytes()))
-        timings = [row for row in read_collective_table(table) if row.judged]
-    ops = [Collective(row.kind, row.byte, row.gpus, dtype=_DTYPES[row.dtype]) for row in timings]
-    true_s = np.array([row.latency_s for row in timings])
-    predicted_s = np.asarray(collective_s(ops, hardware.load_gpu(gpu)))
-    error = 100.0 * np.abs(predicted_s / true_s - 1.0)
+    timings = [row for row in read_collective_table(table) if row.judged]
+    measured_s = np.array([row.latency_s for row in timings])
+    predicted_s = np.asarray(collective_s(as_operators(timings), hardware.load_gpu(gpu)))
+    error = percent_errors(predicted_s, measured_s)
     return [
         make_ledger_row(
             "collectives, newer tables, nothing fitted",
@@ -133,10 +132,9 @@ def _judge_collectives(
             len(timings),
             float(np.median(error)),
             p90=round(float(np.quantile(error, 0.9)), 1),
-            bias=round(100.0 * float(np.median(predicted_s / true_s - 1.0)), 1),
+            bias=round(100.0 * float(np.median(predicted_s / measured_s - 1.0)), 1),
         )
     ]
 
 
 _COLLECTIVE_CARDS = {"h100-sxm": "h100_sxm", "gb200": "gb200"}
-_DTYPES = {"half": Dtype.FP16, "int8": Dtype.INT8}

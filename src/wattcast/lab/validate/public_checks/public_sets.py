@@ -14,7 +14,10 @@ from wattcast.lab.validate.public_checks.card_errors import WHERE as CARD_ERRORS
 from wattcast.lab.validate.public_checks.card_errors import card_rows
 from wattcast.lab.validate.public_checks.chips_left_out import WHERE as CHIPS_LEFT_OUT
 from wattcast.lab.validate.public_checks.chips_left_out import left_out_rows
-from wattcast.lab.validate.public_checks.collective_checks import collective_rows, public_rows
+from wattcast.lab.validate.public_checks.collective_checks import (
+    collective_rows,
+    published_collective_rows,
+)
 from wattcast.lab.validate.public_checks.coverage_checks import coverage_rows
 from wattcast.lab.validate.public_checks.dumped_energies import make_dumped_rows
 from wattcast.lab.validate.public_checks.engine_tables import table_rows
@@ -34,7 +37,7 @@ from wattcast.lab.validate.public_checks.published_checks import (
     titanx_rows,
     v100_rows,
 )
-from wattcast.lab.validate.public_checks.published_commands import ask_amd_rows
+from wattcast.lab.validate.public_checks.published_commands import amd_rows, ask_amd_rows
 from wattcast.lab.validate.public_checks.reference_list import unjudged_rows
 from wattcast.lab.validate.public_checks.served_points import WHERE as SERVED_POINTS
 from wattcast.lab.validate.public_checks.served_points import served_point_rows
@@ -96,5 +99,5 @@ def make_quick_rows(reference: Path | None, tell: Tell) -> list[LedgerRow]:
     ):
         if reference is not None and (reference / folder).is_dir():
             rows += [row for make in makers for row in make(reference)]
-    rows += public_rows()
+    rows += published_collective_rows() + amd_rows()
     return rows if reference is None else rows + unjudged_rows(reference)

@@ -9,12 +9,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 
+from wattcast.calibrate.scoring import LedgerRow, make_ledger_row
 from wattcast.hardware import load_gpu
 from wattcast.lab.validate.public_checks.published_runs import PublishedRun
 from wattcast.lab.validate.typed_commands import (
     JudgedRow,
     TypedCommand,
+    judge_rows,
     make_file_name,
     show_clock,
 )
@@ -110,6 +113,14 @@ def ask_amd_rows() -> list[JudgedRow]:
             )
         )
     return rows
+
+
+def amd_rows() -> list[LedgerRow]:
+    """Return a ledger row of AMD's generations: the mean error of their latencies in percent."""
+    rows = ask_amd_rows()
+    error = list_errors(rows, judge_rows(rows), "latency")
+    what = "MI300X, Llama 3.1 70B fp8 over 8 GPUs, 128 tokens in, 2048 out, batch 1 to 4: latency"
+    return [make_ledger_row(AMD, what, n=len(rows), mape=float(np.mean(error)))]
 
 
 def _list_conditions(run: PublishedRun, gpu: str) -> dict[str, str]:
