@@ -47,7 +47,6 @@ from wattcast.workload.model_catalogue import list_models
 
 LEDGER_FILE = "ledger.json"
 FIGURES_FILE = "figures.yaml"
-RECORD = "*Figures below are a record of version"  # begins the line from which a page is one
 _COEFFICIENT = "coefficient."  # begins the names of coefficients
 _MARK = re.compile(r"<!--fig:([^>\s]+?)-->(.*?)<!--/fig-->", re.DOTALL)
 _CONSOLE = re.compile(r"(```console\n\$ (wattcast [^\n]*)\n)(.*?)(```)", re.DOTALL)
@@ -82,7 +81,7 @@ class FigureNames(msgspec.Struct, forbid_unknown_fields=True):
     records: dict[str, RecordedFigure]
     changes: dict[str, PredictedChange]
     inputs: dict[str, str]  # words with a number that is chosen, published or asked for -> why
-    pages: dict[str, str]  # pages that are records from a line on -> why
+    pages: dict[str, str]  # pages that are records as a whole -> why
 
 
 @dataclass(frozen=True)
@@ -215,7 +214,7 @@ def find_unnamed_figures(text: str, names: FigureNames) -> list[str]:
     """Return figures of a page that have neither a name nor a line among the inputs, with
     context.
     """
-    live = text.partition(f"\n{RECORD}")[0]
+    live = text
     for pattern in (r"```.*?```", r"^ {4}[^\n]*$", r"`[^`]*`", r"\]\([^)]*\)"):
         live = re.sub(pattern, " ", live, flags=re.DOTALL | re.MULTILINE)
     live = _MARK.sub(" ", live)
