@@ -52,7 +52,8 @@ _MARK = re.compile(r"<!--fig:([^>\s]+?)-->(.*?)<!--/fig-->", re.DOTALL)
 _CONSOLE = re.compile(r"(```console\n\$ (wattcast [^\n]*)\n)(.*?)(```)", re.DOTALL)
 # Numbers with a unit of time, power, energy or a share; not a part of a longer number or word.
 _FIGURE = re.compile(
-    r"(?<![\w.,-])[±+-]?\d[\d,]*(?:\.\d+)?\s?(?:%|ms|µs|us|kW|MW|W|mJ|kJ|J)(?![\w/])"
+    r"(?<![\w.,-])[±+-]?\d[\d,]*(?:\.\d+)?\s?"
+    r"(?:%|s|ms|µs|us|seconds|kW|MW|W|watts|pJ|nJ|mJ|kJ|J)(?![\w/='’])"
 )
 
 
