@@ -11,7 +11,13 @@ import pytest
 
 from wattcast.calibrate import table_fit
 from wattcast.calibrate.table_fit import _choose_rows
-from wattcast.calibrate.table_rows import TableFile, _find_host_floor_ms, held_out, read_tables
+from wattcast.calibrate.table_rows import (
+    TableFile,
+    _draw_rows,
+    _find_host_floor_ms,
+    held_out,
+    read_tables,
+)
 from wattcast.core.errors import BadInput
 from wattcast.hardware import load_gpu
 from wattcast.predictor.bundle import bundle_for
@@ -42,6 +48,26 @@ def test_a_table_of_two_score_products_calibrates_a_card(
         return
     with pytest.raises(BadInput, match="are needed"):
         _choose_rows(table, GPU)
+
+
+@pytest.mark.parametrize(
+    ("latency_ms", "band"),
+    [(0.016, 0), (0.023, 1), (0.08, 1), (0.12, 2)],
+)
+def test_rows_are_drawn_from_the_bands_that_reports_name(
+    tmp_path: Path, latency_ms: float, band: int
+) -> None:
+    """Of two rows of a band one is drawn where one is asked for."""
+    middles_ms = (0.004, 0.05, 1.0)
+    latencies_ms = (*middles_ms, latency_ms)
+    lines = [f"torch,bfloat16,{64 * n},512,512,{time}" for n, time in enumerate(latencies_ms, 1)]
+    path = write_products(tmp_path, lines)
+    columns = tuple(HEAD.split(","))
+    file = TableFile(path, "gemm", "h200_sxm", "vllm", "0.24.0", False, False, columns)
+    drawn_ms = {row["latency"] for row in _draw_rows(file, 1)}
+    assert len(drawn_ms) == 3
+    others_ms = {time for place, time in enumerate(middles_ms) if place != band}
+    assert others_ms < drawn_ms
 
 
 def test_a_fifth_of_all_shapes_is_held_out() -> None:

@@ -273,3 +273,12 @@ def test_the_command(call, tmp_path: Path) -> None:
     assert dear["cost_per_h"] == pytest.approx(3.0 * sum(row["gpus"] for row in dear["assignment"]))
     assert call("explore", "fleet", path, "--aim", "speed").code == ExitCode.BAD_INPUT
     assert call("explore", "fleet", str(tmp_path / "none.yaml")).code == ExitCode.BAD_INPUT
+
+
+@pytest.mark.parametrize(("share", "limit"), [(0.96, "neither"), (0.99, "power")])
+def test_power_is_the_limit_where_a_fiftieth_of_it_is_left(
+    tmp_path: Path, share: float, limit: str
+) -> None:
+    fleet = fleets.read_fleet(site(tmp_path))
+    peak_w = share * fleet.power_w
+    assert fleets._name_limits(fleet, peak_w, {"h200": 1, "l4": 0}).startswith(limit)

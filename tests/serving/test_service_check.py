@@ -342,6 +342,12 @@ def test_windows_of_alike_load_are_one() -> None:
     assert merge_windows(fast).seconds == 200.0
 
 
+@pytest.mark.parametrize(("rate", "groups"), [(1.4, 1), (1.67, 2)])
+def test_a_load_that_is_two_thirds_more_is_judged_apart(rate: float, groups: int) -> None:
+    windows = [make_window(requests=1000.0), make_window(requests=1000.0 * rate)]
+    assert len(group_by_load(windows)) == groups
+
+
 def test_a_prometheus_server_is_asked_in_slices() -> None:
     """A stand-in that knows the increases of one engine, three slices of five minutes."""
     asked = []

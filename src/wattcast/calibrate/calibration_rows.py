@@ -35,6 +35,7 @@ from wattcast.calibrate.calibration import (
     Calibration,
     MeasuredModel,
 )
+from wattcast.calibrate.row_check_coefficients import ROW_CHECKS
 from wattcast.calibrate.table_fit import TableCalibration, calibrate_tables
 from wattcast.core import units
 from wattcast.core.arrays import sweep_values
@@ -189,10 +190,6 @@ QUANTITIES = {
     "power_limit": "W",
 }
 _SUFFIX = {unit.lower(): unit for unit in "s ms us J mJ kJ W kW mW Hz MHz GHz C".split()}
-_ENERGY_MISMATCH = 0.05  # relative, between energy and power x latency of one row
-FAR_FACTOR = 20.0  # measured over forecast beyond this factor: a unit was mixed up
-CONTRADICTION_FACTOR = 1.5  # two rows of one thing further apart than this cannot both be right
-NOTED_FACTOR = 1.15  # further apart than this, and they are noted
 
 
 @overload
@@ -359,7 +356,7 @@ def _find_power(quantities: Mapping[str, float], where: str) -> float | None:
         return power_w
     if power_w is None:
         return energy_j / latency_s
-    if abs(energy_j / (power_w * latency_s) - 1) > _ENERGY_MISMATCH:
+    if abs(energy_j / (power_w * latency_s) - 1) > ROW_CHECKS.energy_mismatch:
         figures = f"{energy_j:.4g} J, {power_w:.4g} W and {latency_s:.4g} s"
         do = "Give one of the two, or mend the units."
         raise bad_value(where, "energy = power x latency", figures, do)
@@ -431,7 +428,7 @@ def check_calibration_rows(
     forecast_s, _ = calibration.predict_models(rows, {}, gpu, bundle)
     for m, seconds in zip(measured, forecast_s.tolist(), strict=True):
         ratio = m.latency_s / seconds
-        if not 1.0 / FAR_FACTOR <= ratio <= FAR_FACTOR:
+        if not 1.0 / ROW_CHECKS.far <= ratio <= ROW_CHECKS.far:
             raise _far_row_error(m, seconds, ratio)
     notes = [_compare_repeats(first, second) for first, second in combinations(measured, 2)]
     return tuple(note for note in notes if note)
@@ -468,9 +465,9 @@ def _compare_repeats(a: MeasuredModel, b: MeasuredModel) -> str:
         ratio = max(x, y) / min(x, y)
         figures = f"{units.show(x, unit)} and {units.show(y, unit)} {name}"
         sentence = f"{a.name}: two rows of the same run say {figures}"
-        if ratio > CONTRADICTION_FACTOR:
+        if ratio > ROW_CHECKS.contradiction:
             do = "Remove the wrong one, or say what differs (clock, power limit, options)."
             raise BadInput(f"{sentence}. {do}")
-        if ratio > NOTED_FACTOR:
+        if ratio > ROW_CHECKS.noted:
             return f"{sentence}; both are used"
     return ""

@@ -20,6 +20,7 @@ class TableCoefficients:
     least_beside_s: float  # shorter rows are launches more than work
     least_beside_rows: int  # of a kind of operator, to fit its corrections
     uncapped_share: float  # of the power limit, below which a card runs at its top clock
+    bands_ms: tuple[float, float]  # latencies between which rows are drawn in equal numbers
     held_out_parts: int  # one shape in so many is never fitted to
     # vLLM's fp8_block products are launched one by one. Those that take a card some microseconds
     # show how long the host takes; rows that are not beyond nearly all of these may be bound by it.

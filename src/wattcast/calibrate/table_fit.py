@@ -48,7 +48,6 @@ from wattcast.calibrate.row_prediction import (
 from wattcast.calibrate.scoring import mean_percent_error
 from wattcast.calibrate.table_coefficients import TABLE
 from wattcast.calibrate.table_rows import (
-    BANDS_MS,
     RUN_S,
     TableRows,
     held_out,
@@ -86,7 +85,12 @@ from wattcast.workload import engine_operators
 from wattcast.workload.operator_base import Operator
 
 BESIDE_ROUNDS = 2
-BAND_NAMES = ("below 0.02 ms", "0.02 to 0.1 ms", "0.1 ms and above")
+_SHORT_MS, _LONG_MS = TABLE.bands_ms
+BAND_NAMES = (
+    f"below {_SHORT_MS:g} ms",
+    f"{_SHORT_MS:g} to {_LONG_MS:g} ms",
+    f"{_LONG_MS:g} ms and above",
+)
 # with believed watts, of which at most so many move energies: each takes a search for its clock
 _POWER_ROWS = 40
 
@@ -523,7 +527,7 @@ def judge_tables(
     measured_s = table.rows.column("latency_s")
     forecast_s = predict_tables_s(table, gpu, forecast)
     calibrated_s = predict_tables_s(table, gpu, calibrated)
-    band = np.digitize(measured_s * 1e3, BANDS_MS)
+    band = np.digitize(measured_s * 1e3, TABLE.bands_ms)
     work = [describe_work(op) for op in table.rows.ops]
     names = list(zip(work, table.engine, strict=True))
     errors = []

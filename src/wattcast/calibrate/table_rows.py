@@ -63,7 +63,6 @@ from wattcast.workload import engine_operators
 from wattcast.workload.operator_base import Operator
 
 MOST_ROWS = 700  # of a table, a number format and a band of latency
-BANDS_MS = (0.02, 0.1)  # between which rows are drawn in equal numbers
 # of a row with watts, from the top clock on; shorter where 3,000 replays take less, which is not
 # counted
 RUN_S = 1.0
@@ -258,7 +257,7 @@ def _draw_rows(file: TableFile, most: int) -> Iterator[Mapping[str, Any]]:
     prime = pl.lit(0x100000001B3, dtype=pl.UInt64)
     for name in shape:
         shape_hash = (shape_hash ^ pl.col(name).fill_null(0).cast(pl.UInt64)) * prime
-    band = sum((pl.col("latency") >= edge).cast(pl.Int8) for edge in BANDS_MS)
+    band = sum((pl.col("latency") >= edge).cast(pl.Int8) for edge in TABLE.bands_ms)
     table = scan_table(file.path)
     if file.table in OTHER_TABLES:
         microseconds = pl.col(OTHER_TABLES[file.table].time)

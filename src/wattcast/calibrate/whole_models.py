@@ -27,6 +27,7 @@ import numpy as np
 from wattcast import hardware
 from wattcast.calibrate.kernel_rows import read_plain_rows
 from wattcast.calibrate.measured_clocks import TOP_CLOCK_SHARE
+from wattcast.calibrate.row_check_coefficients import ROW_CHECKS
 from wattcast.core import units
 from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput, bad_value
@@ -175,7 +176,6 @@ def _read_figure(
 LOW_S = 1e-7
 HIGH_S = 1e-3
 _GRID = 64
-_BOUND = 0.10  # a row counts as host-bound when its latency changes by this much when h halves
 
 
 @dataclass(frozen=True)
@@ -319,4 +319,5 @@ def _cost_of_row(
         return None
     cost_s = float(np.exp(brentq(miss, low, high)))
     halved_s = _predict_latency(timeline, 0.5 * cost_s, gpu, bundle)
-    return cost_s if halved_s < (1.0 - _BOUND) * measured_s else None
+    is_host_bound = halved_s < (1.0 - ROW_CHECKS.host_bound_change) * measured_s
+    return cost_s if is_host_bound else None

@@ -60,6 +60,7 @@ from wattcast.serving.option_runs import (
     saturate_option,
     serve_rate,
 )
+from wattcast.serving.plan_coefficients import PLAN
 from wattcast.serving.service_demand import PERCENTILE, ServiceDemand
 from wattcast.serving.simulate_serving import find_language_model
 from wattcast.workload.model_options import ModelOptions
@@ -70,7 +71,6 @@ SERVED_CLOCKS = (1.0, 0.8, 0.6)  # of the highest, tried for an engine
 SERVED_LAYOUTS = 2  # ways to share the model, those of the fewest GPUs
 SERVED_REQUESTS = 200  # simulated for each answer
 LIGHT_LOAD = 1e-3  # of what a replica serves at most: a request alone
-_REACHED = 0.98  # of the power budget, from which on power is said to be the limit
 _TIE_WEIGHT = 1e-3  # of the power beside the number of GPUs, so that power decides between equals
 MOST_GPUS = 1_000_000
 
@@ -659,7 +659,7 @@ def _name_limits(
 ) -> str:
     """Say what keeps the fleet from serving more: its power, its GPUs, both or neither."""
     limits = []
-    if peak_w > _REACHED * fleet.power_w:
+    if peak_w > PLAN.reached_budget * fleet.power_w:
         limits.append("power")
     if not any(idle_gpus.values()):
         limits.append("GPUs")

@@ -15,6 +15,8 @@ class PlanCoefficients:
     lone_slack: float  # of the predicted time of a lone request, which interpolated steps may beat
     close_capacity: float  # a rate that fails over one that does not, once both are close enough
     busy_most: float  # of what a replica serves that never lacks requests
+    served_share: float  # of the offered requests, below which the rest is lost
+    reached_budget: float  # of a power budget, from which on power is said to be the limit
     ended_share: float  # of a crowd of requests, after which steps are emptier
     idle_share: float  # of what one replica serves, below which nothing is the limit
     steady_ends: int  # requests that must end in a window for a steady state

@@ -29,6 +29,7 @@ from wattcast.core import (
     units,
 )
 from wattcast.hardware.catalogue_reader import load_gpu
+from wattcast.serving.plan_coefficients import PLAN
 from wattcast.serving.simulate_serving import simulate
 from wattcast.timeseries.hall_file import (
     HallPlan,
@@ -48,7 +49,6 @@ DRAINED_SHARES = (0.125, 0.25, 0.375, 0.5, 0.75)  # of the replicas
 _REQUESTS = 2000  # that are simulated at each depth
 _LEAST_S = 300.0
 _WARM_UP_S = 60.0
-_SERVED_SHARE = 0.98  # of the offered requests, below which the rest is lost
 
 
 @dataclass(frozen=True)
@@ -380,7 +380,7 @@ def _serving_points(
     ) -> ShedPoint:
         offered_per_s = rate_per_s / share
         served_share = served.served_per_s / offered_per_s
-        lost = 0.0 if served_share >= _SERVED_SHARE else (1.0 - served_share) * requests
+        lost = 0.0 if served_share >= PLAN.served_share else (1.0 - served_share) * requests
         shed_w = usual_w - wall_w(served, share)
         return replace(
             start,

@@ -16,6 +16,7 @@ from wattcast.core.arrays import Array
 from wattcast.core.whole_files import write_whole
 from wattcast.predictor.prediction_json import encode_json
 from wattcast.report.text_tables import new_table, print_notes
+from wattcast.serving.plan_coefficients import PLAN
 from wattcast.timeseries.hall_capping import CapFigures
 from wattcast.timeseries.hall_combination import CombinedHall
 from wattcast.timeseries.hall_file import ServingLoad, TrainingLoad
@@ -32,7 +33,6 @@ from wattcast.timeseries.power_series import write_columns
 LEVELS = ("card", "node", "rack", "row", "hall")
 DATE = datetime(2026, 1, 1)
 _RACK_GRID_S = 60.0  # of the series of single racks, at least: hundreds of columns
-_BUSY_SHARE = 0.97  # of the asked rate; a load that serves less queues
 
 
 def summarise_hall(hall: CombinedHall, chance: float) -> dict[str, Any]:
@@ -184,7 +184,7 @@ def list_assumptions(hall: CombinedHall) -> list[str]:
                 "rates"
             )
             busiest = work.library.stretches[-1]
-            if busiest.figures["served_per_s"] < _BUSY_SHARE * busiest.rate_per_s:
+            if busiest.figures["served_per_s"] < PLAN.busy_most * busiest.rate_per_s:
                 notes.append(
                     f"{work.group.name}: at {busiest.rate_per_s:.3g} requests/s a replica serves "
                     f"{busiest.figures['served_per_s']:.3g}; its queue grows at the busiest hour"

@@ -12,6 +12,7 @@ class CheckCoefficients:
     """Margins of a check, as shares of what they are margins of."""
 
     false_alarms: float  # healthy services that may raise an alarm
+    alike_load: float  # the highest rate of a group of windows, over its lowest
     length_change: float  # of a mean length, within which the traffic is the planned one
     clock_change: float  # within which the clock is the planned one
     limit_share: float  # of the power limit, above which the governor lowers clocks

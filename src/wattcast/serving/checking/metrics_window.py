@@ -28,6 +28,7 @@ from wattcast.core import (
     bad_value,
 )
 from wattcast.core.strict_files import read_bytes
+from wattcast.serving.checking.check_coefficients import CHECK
 from wattcast.serving.checking.metrics_text import (
     MetricsText,
     parse_metrics_text,
@@ -433,14 +434,14 @@ def merge_windows(windows: Sequence[MetricsWindow]) -> MetricsWindow:
     )
 
 
-def group_by_load(windows: Sequence[MetricsWindow], widest: float = 1.5) -> list[MetricsWindow]:
-    """Merge windows of similar load: the rates of a group are within a factor of ``widest``.
+def group_by_load(windows: Sequence[MetricsWindow]) -> list[MetricsWindow]:
+    """Merge windows of similar load: rates of a group are within a factor of ``alike_load``.
 
     Groups of too few requests are left out, unless there is no other.
     """
     groups: list[list[MetricsWindow]] = []
     for window in sorted(windows, key=lambda one: one.rate_per_s):
-        if groups and window.rate_per_s <= widest * groups[-1][0].rate_per_s:
+        if groups and window.rate_per_s <= CHECK.alike_load * groups[-1][0].rate_per_s:
             groups[-1].append(window)
         else:
             groups.append([window])
