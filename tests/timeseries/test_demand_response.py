@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from wattcast.timeseries import demand_response
 from wattcast.timeseries.demand_response import (
     DemandResponse,
     ShedPoint,
+    _Served,
     choose_plan,
     plan_demand_response,
 )
@@ -152,3 +154,20 @@ def test_too_much_is_refused(call, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     done = call("hall", str(tmp_path / "hall.yaml"), "--shed", "-3kW")
     assert done.code == 2
     assert "shed: expected a number above zero" in done.err
+
+
+@pytest.mark.parametrize(("served_share", "lost"), [(1.01, 0.0), (0.985, 0.0), (0.96, 0.04)])
+def test_what_chance_takes_from_a_simulation_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch, served_share: float, lost: float
+) -> None:
+    """Of 2,000 Poisson arrivals a standard deviation is 2 %; a replica that serves less loses."""
+
+    def serve(_load: Any, _gpu: str, rate_per_s: float, **_settings: float) -> Any:
+        return _Served(400.0, 0.5, served_share * rate_per_s, 0.5, 0.02)
+
+    monkeypatch.setattr(demand_response, "_serve", serve)
+    plan = parse_hall(HALL.encode(), "hall.yaml", Path())
+    points = plan_demand_response(plan, 1.0, 18 * 3600.0, 1800.0, lambda _: None).groups[0]
+    assert all(
+        point.requests_lost == pytest.approx(lost * points[0].requests) for point in points[1:]
+    )

@@ -53,6 +53,7 @@ class AttentionCoefficients:
     prefill_crossings: float
     flash_crossings: float  # times the above
     backward_crossings: float  # times the above
+    pad_launches: float  # PyTorch's where a head's dimension is no multiple of eight
 
 
 ATTENTION = load_coefficients("attention", AttentionCoefficients)
@@ -74,8 +75,6 @@ _BLOCK_KEYS = 128.0
 _HALF_BYTE = 2  # of an element: the widest format of cuDNN and FlashAttention
 _BACKWARD_LAUNCHES = 4.0  # cuDNN's
 _HEAD_LAUNCHES = 2.0  # cuDNN's that add up heads which share keys
-# PyTorch's where a head's dimension is no multiple of eight: zeros and a copy, of q, k and v
-_PAD_LAUNCHES = 6.0
 
 
 def cudnn_parts(
@@ -261,7 +260,7 @@ def _count_steps(
 
     launches = np.where(sizes.is_backward, _BACKWARD_LAUNCHES, 1.0 + (is_decode & is_cut))
     launches += sizes.is_backward * sizes.shares_keys * _HEAD_LAUNCHES
-    launches += sizes.is_padded * _PAD_LAUNCHES
+    launches += sizes.is_padded * ATTENTION.pad_launches
     return {
         "units": blocks.units,
         "unit_flop": score_flop * block_scores,

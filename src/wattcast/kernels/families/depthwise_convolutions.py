@@ -5,17 +5,33 @@ They have no product in them and run on CUDA cores.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
 
+from wattcast.coefficients import load_coefficients
 from wattcast.core import Dtype
 from wattcast.workload.operator_types import Conv2d
 
-# Elements of a result, or of an image's gradient, that a block of each kernel works on
-_PLAIN_ELEMENTS = 1024.0
-_SPECIAL_ELEMENTS = 5000.0
-_BACK_ELEMENTS = 4096.0
-_REDUCE_STEPS = 5.0  # a sum over a block takes about as long as five loads
+
+@dataclass(frozen=True)
+class DepthwiseCoefficients:
+    """How depthwise convolutions are cut into blocks, and what these cost."""
+
+    plain_elements: float  # of a result that a block of PyTorch's kernels works on
+    special_elements: float  # the same of cuDNN's
+    back_elements: float  # of an image's gradient, the same
+    reduce_steps: float  # loads that a sum over a block takes as long as
+    direct_steps: float  # of a filter of one tap, whose pixels lie in lines far apart
+    start_steps: float  # of a warp that begins with an image of a filter's gradient
+    taps_of_pass: float  # of a result that pass L2 once more in kernels that load every tap
+    plain_crossings: float  # how often a tap of a byte of the image crosses shared memory
+    special_crossings: float  # the same of cuDNN's kernels
+    tap_crossings: float  # the same of kernels that load every tap
+
+
+DEPTHWISE = load_coefficients("depthwise", DepthwiseCoefficients)
+
 _WIDE_FILTER_TAPS = 25  # beyond which an SM holds fewer blocks
 # One kernel, which loads every tap; it is slower in half precision, which it widens.
 _TAP_KERNELS = ("last.plain", "last.wide")
@@ -60,29 +76,29 @@ def depthwise_work(op: Conv2d, kind: str) -> DepthwiseWork:
         tiles = ceil(op.q / 40.0) * ceil(op.p / 10.0)
         work = work._replace(units=op.n * op.c * tiles / 8.0, slots=4.0)
     elif kind == "first.back":
-        work = work._replace(units=image_byte / width / _PLAIN_ELEMENTS)
+        work = work._replace(units=image_byte / width / DEPTHWISE.plain_elements)
     elif kind == "first.filter":
         work = _filter_work(op, work)
     elif kind == "last.special":
-        units = out_byte / width / _SPECIAL_ELEMENTS
+        units = out_byte / width / DEPTHWISE.special_elements
         work = work._replace(
             units=units,
             slots=_wide_slots(taps),
-            shared_byte=0.6,
+            shared_byte=DEPTHWISE.special_crossings,
         )
     elif kind == "last.back":
-        units = image_byte / width / _BACK_ELEMENTS
+        units = image_byte / width / DEPTHWISE.back_elements
         work = work._replace(units=units, slots=_wide_slots(taps))
     elif kind in _TAP_KERNELS:
         # A part of the taps of each result passes L2 again.
         work = work._replace(
             slots=12.0,
-            shared_byte=1.1,
-            reread_byte=taps / 5.0 * out_byte,
+            shared_byte=DEPTHWISE.tap_crossings,
+            reread_byte=taps / DEPTHWISE.taps_of_pass * out_byte,
         )
     elif kind == "last.direct":
         # Elements of a pixel lie in lines far apart: as long as forty taps, whatever its filter.
-        work = work._replace(steps=40.0)
+        work = work._replace(steps=DEPTHWISE.direct_steps)
     elif kind == "last.filter":
         work = work._replace(launches=1.0)  # of parts and of their sum
 
@@ -100,11 +116,11 @@ def _plain_work(op: Conv2d, taps: int) -> DepthwiseWork:
     """Return the work of the plain kernel; ``shared_byte`` is that of a tap and a byte of image."""
     _, _, out_byte = op.tensors_byte
     return DepthwiseWork(
-        units=out_byte / op.dtype.byte / _PLAIN_ELEMENTS,
+        units=out_byte / op.dtype.byte / DEPTHWISE.plain_elements,
         unit_flop=0.0,
         slots=2.0,
-        steps=taps + _REDUCE_STEPS,
-        shared_byte=1.2,
+        steps=taps + DEPTHWISE.reduce_steps,
+        shared_byte=DEPTHWISE.plain_crossings,
         reread_byte=0.0,
         launches=0.0,
     )
@@ -122,10 +138,10 @@ def _filter_work(op: Conv2d, plain: DepthwiseWork) -> DepthwiseWork:
     """
     taps = op.r * op.s
     image_byte, _, out_byte = op.tensors_byte
-    image_steps = ceil(op.p * op.q / 32.0) + 4.0
+    image_steps = ceil(op.p * op.q / 32.0) + DEPTHWISE.start_steps
     return plain._replace(
         units=float(op.groups * taps),
         slots=min(64.0 / min(op.n, 8.0), 32.0),
-        steps=ceil(op.n / 8.0) * image_steps + _REDUCE_STEPS,
+        steps=ceil(op.n / 8.0) * image_steps + DEPTHWISE.reduce_steps,
         reread_byte=(taps - 1.0) * (image_byte + out_byte),
     )

@@ -65,6 +65,10 @@ class RowReductionCoefficients:
     scalar_cycles: float  # of an element of a norm that is loaded alone
     scalar_slots: float  # blocks of such a norm that an SM holds
     reduce_steps: float  # loads that a reduction over a block takes as long as
+    gradient_steps: float  # as many loads does the sum of a long row of softmax's gradient take
+    rms_kept_byte: float  # of a row of RMS norm that L1 holds but for a part
+    rms_spilling_byte: float  # by which a row must be longer for L1 to have lost all of it
+    rms_least_reread: float  # that part
     rms_gradient_share: float  # of a step of a gradient without a mean
     overlapping_misses: float  # share of a miss that shows where a warp loads a row at once
     walking_misses: float  # the same where a block walks over rows
@@ -89,6 +93,8 @@ _BLOCK = 1024.0
 _TWO_BLOCKS = 6.0  # elements a thread may hold for an SM to take two blocks
 _GRADIENT_ROWS = 32.0  # that a block of the weights' gradient takes at a time
 _SOFTMAX_WALKS = 3.0  # of the longest rows
+# Of log-softmax's two operands, the gradient is read for its sum and again for the result.
+_LOG_GRADIENT_PASSES = 3.0 / 2.0
 _KIND_CODES = {
     "softmax": 0.0,
     "layernorm": 1.0,
@@ -320,7 +326,7 @@ def _cut_softmax(alike: AlikeRows, byte: Array) -> _Cut:
     slots = SM_THREADS / (128.0 if alike.backward else 1024.0)
     passes = 1.0
     if alike.backward and alike.log:
-        passes = 1.5  # of two operands, the gradient is read again
+        passes = _LOG_GRADIENT_PASSES
     elif alike.kernel == "loop" and not alike.backward:
         passes = _SOFTMAX_WALKS
     return _Cut(
@@ -346,7 +352,8 @@ def _cut_norm(alike: AlikeRows, byte: Array) -> _Cut:
         if is_layer:
             reread = _l1_miss_share(alike.row_byte)
         else:
-            reread = np.clip(alike.row_byte / 2e4 - 0.5, 0.1, 1.0)
+            lost = (alike.row_byte - ROWS.rms_kept_byte) / ROWS.rms_spilling_byte
+            reread = np.clip(lost, ROWS.rms_least_reread, 1.0)
         return _Cut(
             alike.rows,
             slots,
@@ -410,7 +417,7 @@ def _walk_softmax_gradient(
     if alike.kernel == "warp":
         loads = np.maximum(_warp_places(alike.dim) / 32.0, 1.0)
     else:
-        loads = 12.0 + 2.0 * np.ceil(alike.dim / _BLOCK)
+        loads = ROWS.gradient_steps + 2.0 * np.ceil(alike.dim / _BLOCK)
     steps = steps_with_misses(loads, ROWS.overlapping_misses * missing)
     return RowWalk(steps, ROWS.softmax_gradient_cycles * alike.elements / sm_count)
 
@@ -473,11 +480,13 @@ def _walk_softmax(
         fits_twice = loads <= _TWO_BLOCKS
         block_cycles = loads * np.where(fits_twice, ROWS.register_cycles, ROWS.lone_register_cycles)
         blocks = _busiest_sm_blocks(alike.rows, sm_count, np.where(fits_twice, 2.0, 1.0))
-        return RowWalk(4.0 + steps_with_misses(4.0 * loads, missing), blocks * block_cycles)
+        steps = ROWS.reduce_steps + steps_with_misses(4.0 * loads, missing)
+        return RowWalk(steps, blocks * block_cycles)
 
     block_cycles = ROWS.walk_row_cycles + ROWS.walk_element_cycles * alike.dim
     blocks = _busiest_sm_blocks(alike.rows, sm_count, 2.0)
-    steps = 12.0 + steps_with_misses(2.0 * loads, ROWS.walking_misses * missing)
+    reduce_steps = _SOFTMAX_WALKS * ROWS.reduce_steps
+    steps = reduce_steps + steps_with_misses(2.0 * loads, ROWS.walking_misses * missing)
     return RowWalk(steps, blocks * block_cycles)
 
 

@@ -42,6 +42,9 @@ class EngineExpertCoefficients:
     marlin_flop_per_cycle: float  # of padded tiles, that an SM gets through in Marlin's kernels
     marlin_byte_per_cycle: float  # of weights
     oai_weights_per_cycle: float  # that an SM widens in OpenAI's kernels before it multiplies
+    layer_launches: float  # of a layer: routing, padding, two products, the gate and the sum
+    fp8_launches: float  # further ones, which find the scales of fp8 inputs
+    block_scale_launches: float  # the same, of blocks
     oai_launches: float  # kernels of a layer
     oai_sharing_launches: float  # further ones where GPUs share the experts
     oai_steps: float  # dependent steps of a tile
@@ -52,7 +55,6 @@ class EngineExpertCoefficients:
 
 ENGINE_EXPERTS = load_coefficients("engine_experts", EngineExpertCoefficients)
 
-_LAYER_LAUNCHES = 6.0  # routing, padding, two products, the gate and the sum
 _SLOTS = 2.0  # tiles that an SM runs at once
 _STEP_K = 128.0
 _MARLIN_FILL = 0.9  # of a block, below which vLLM takes it (``fused_marlin_moe``)
@@ -282,10 +284,10 @@ def _count_launches(layer: _Layer) -> float:
         shared = ENGINE_EXPERTS.oai_sharing_launches * (layer.op.gpus > 1)
         return ENGINE_EXPERTS.oai_launches + shared
     if layer.library == "trtllm":
-        return _LAYER_LAUNCHES + layer.is_fp8 + has_block_scales
+        return ENGINE_EXPERTS.layer_launches + layer.is_fp8 + has_block_scales
     if has_block_scales:
-        return _LAYER_LAUNCHES + 2.0
-    return _LAYER_LAUNCHES + 6.0 * layer.is_fp8
+        return ENGINE_EXPERTS.layer_launches + ENGINE_EXPERTS.block_scale_launches
+    return ENGINE_EXPERTS.layer_launches + ENGINE_EXPERTS.fp8_launches * layer.is_fp8
 
 
 def _between_byte(layer: _Layer) -> float:

@@ -45,6 +45,7 @@ class EngineRowCoefficients:
     top_p_steps: float  # further ones, to look for the likeliest tokens
     top_p_loop_steps: float  # of these, for each logit of a thread
     sort_steps: float  # further ones, to sort all words for top-p alone
+    drawn_kept_byte: float  # of a logit, that L2 must keep until the next random draw
     busy_groups: float  # of a scale, below which a block is as slow as one of so many
 
 
@@ -165,7 +166,8 @@ def _working_set_byte(op: RowKernel, form: _RowForm) -> float:
     if isinstance(op, EngineRotary) or form.adds_residual:
         return op.read_byte  # results replace the operands
     if isinstance(op, Sampling):
-        return op.elements * (14.0 if form.draws else 6.0)
+        # The likeliest word is looked for in the logits and a copy of them that all passes read
+        return op.elements * ENGINE_ROWS.drawn_kept_byte if form.draws else op.read_byte
     return op.read_byte + op.write_byte
 
 
