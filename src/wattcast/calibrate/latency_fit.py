@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from wattcast.coefficients import load_coefficients
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.regular_files import read_shipped_table
 from wattcast.core.tree_ensemble import TreeEnsemble
@@ -31,6 +32,21 @@ from wattcast.predictor.kernel_phases import Correction
 from wattcast.predictor.learned_factors import LearnedFactor
 
 
+@dataclass(frozen=True)
+class LatencyFitCoefficients:
+    """How strongly fits of latency follow their rows."""
+
+    pull: float  # weight of the family's log λ against the relative error of one row
+    tree_rate: float  # at which trees learn
+    least_tree_rows: int  # of a family, for trees
+    least_process_rows: int  # of a family, for a Gaussian process
+    least_leaf_rows: int  # measured rows in a leaf
+    outlier: float  # robust deviations beyond which a row says that it is far, not how far
+
+
+LATENCY_FIT = load_coefficients("latency_fit", LatencyFitCoefficients)
+
+
 def fit_trees(
     names: tuple[str, ...],
     rows: Array,
@@ -38,7 +54,7 @@ def fit_trees(
     weight: Array | None = None,
     trees: int = 150,
     leaves: int = 12,
-    least_rows: int = 6,
+    least_rows: int = LATENCY_FIT.least_leaf_rows,
     loss: str = "absolute_error",
 ) -> TreeEnsemble:
     """Fit boosted trees to features ``(row, name)``; small and slow-learning, since rows are
@@ -51,7 +67,7 @@ def fit_trees(
         max_iter=trees,
         max_leaf_nodes=leaves,
         min_samples_leaf=least_rows,
-        learning_rate=TREE_RATE,
+        learning_rate=LATENCY_FIT.tree_rate,
         l2_regularization=1.0,
         early_stopping=False,
         random_state=0,
@@ -216,7 +232,6 @@ _START_LENGTH = -1.5  # log of one over the length, in standard deviations of a 
 _START = np.log([1.2, 1.2, 2e-6, 1.0, 20.0])
 _LOW = np.log([0.1, 0.5, 3e-7, 0.05, 0.1])
 _HIGH = np.log([20.0, 10.0, 3e-5, 20.0, 3000.0])
-_PULL = 0.3  # weight of the family's value against one row's relative error, per unit of log λ
 _LOOSE = 0.02  # and of where a family's search begins
 
 
@@ -256,7 +271,7 @@ def fit_corrections(
         values[family] = fit_rows(of_family, start, _LOOSE)
         for name in dict.fromkeys(groups[of_family].tolist()):
             if name != family:
-                values[name] = fit_rows(groups == name, values[family], _PULL)
+                values[name] = fit_rows(groups == name, values[family], LATENCY_FIT.pull)
     return {name: Correction(*np.exp(value).tolist()) for name, value in values.items()}
 
 
@@ -285,7 +300,7 @@ def refit_correction(
         latency_s,
         effective_hz,
         _read_start(begin),
-        _PULL,
+        LATENCY_FIT.pull,
     )
     return Correction(*np.exp(value).tolist())
 
@@ -368,12 +383,12 @@ def fit_residuals(
     factors = {}
     for family in _list_families(samples):
         rows = _pool_rows(samples, pools.get(family, (family,)))
-        if len(rows.target) < LEAST_FOR_PROCESS:
+        if len(rows.target) < LATENCY_FIT.least_process_rows:
             continue  # too few to learn from: the scaffold's word stands
         ensemble = None
-        if trees and len(rows.target) >= LEAST_FOR_TREES:
+        if trees and len(rows.target) >= LATENCY_FIT.least_tree_rows:
             weight = _weigh_rows(rows.target, loss) * rows.sure
-            least = LEAST_LEAF_ROWS * (2 if rows.is_doubled else 1)
+            least = LATENCY_FIT.least_leaf_rows * (2 if rows.is_doubled else 1)
             ensemble = fit_trees(
                 rows.names,
                 rows.features,
@@ -469,16 +484,11 @@ def _draw_outliers_in(target: Array) -> Array:
     """Draw outliers in, since a process takes errors as Gaussian."""
     middle = np.median(target)
     robust_deviation = 1.4826 * float(np.median(np.abs(target - middle)))
-    reach = _OUTLIER * max(robust_deviation, 1e-3)
+    reach = LATENCY_FIT.outlier * max(robust_deviation, 1e-3)
     return np.clip(target, middle - reach, middle + reach)
 
 
-LEAST_FOR_TREES = 40
-LEAST_FOR_PROCESS = 8
-LEAST_LEAF_ROWS = 6  # measured rows in a leaf
-TREE_RATE = 0.12  # at which trees learn
 _RAGGED = ("gemm", "conv2d", "depthwise")  # where a kernel not foreseen leaves a row far off
-_OUTLIER = 3.0  # in robust standard deviations: beyond, a row says that it is far, not how far
 
 
 def residual_features(family: str, kernels: Kernels) -> tuple[str, ...]:
