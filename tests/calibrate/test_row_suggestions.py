@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from wattcast import hardware
-from wattcast.calibrate import kernel_rows
+from wattcast.calibrate import kernel_rows, row_suggestions
 from wattcast.calibrate.kernel_rows import KernelRows
 from wattcast.calibrate.row_suggestions import RowCandidate, suggest_rows
 from wattcast.cli.command_output import Environment
@@ -85,6 +85,43 @@ def test_a_share_comes_from_the_plan(rows: KernelRows) -> None:
     found = ranked([*real, *random], 10, rows, plan_share=0.3)
     assert sum(source.endswith("x3000x7000") for source in found) == 3
     assert ranked([], 5, rows) == []
+
+
+def test_three_of_ten_suggestions_come_from_the_plan(rows: KernelRows) -> None:
+    real = [linear(16000, 60000, 30000 + 512 * i, 0.1) for i in range(10)]
+    random = [linear(500 + 64 * i, 3000, 7000, 0.0) for i in range(10)]
+    chip = hardware.load_gpu("h200")
+    suggestions = suggest_rows([*real, *random], 10, rows, chip, bundle_for(chip))
+    assert sum(suggestion.candidate.share == 0.0 for suggestion in suggestions) == 3
+
+
+def test_another_group_tells_as_much_as_five_to_six_doublings_away() -> None:
+    """Kernels of one size in two groups of a family share half of what was not foreseen."""
+    sizes = np.array([[0.0], [5.0], [6.0], [0.0]])
+    groups = np.array([1, 1, 1, 2])
+    here = np.array([0])
+    told = row_suggestions._correlate_residuals(sizes[here], groups[here], sizes, groups)[0]
+    _, five_away, six_away, other_group = told
+    assert six_away < other_group < five_away
+
+
+@pytest.mark.parametrize(("share", "first"), [(0.021, "again"), (0.028, "softmax")])
+def test_measuring_again_is_worth_a_fortieth_of_measuring_first(
+    rows: KernelRows, share: float, first: str
+) -> None:
+    """A product was measured; softmax, of which nothing is known, takes ``share`` of its time."""
+    is_linear = [
+        op.name == "linear" and kind == "burst"
+        for op, kind in zip(rows.ops, rows.kind, strict=True)
+    ]
+    place = is_linear.index(True)
+    known = rows.select_rows(np.arange(len(rows)) == place)
+    op = known.ops[0]
+    entry = {"op": "linear", "m": op.m, "n": op.n, "k": op.k, "dtype": str(op.dtype)}
+    again = RowCandidate(entry, known.conditions[0], 1.0, "again")
+    softmax = {"op": "softmax", "rows": 4096, "dim": 4096, "dtype": "bf16"}
+    new = RowCandidate(softmax, RunCondition("", "", ""), share, "softmax")
+    assert ranked([again, new], 1, known) == [first]
 
 
 def test_nothing_measured_yet_begins_with_what_takes_most_time(rows: KernelRows) -> None:

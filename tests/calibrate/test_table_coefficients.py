@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from wattcast.calibrate import table_fit
-from wattcast.calibrate.table_fit import _choose_rows
+from wattcast.calibrate.table_fit import _choose_rows, _keep_common_kinds
 from wattcast.calibrate.table_rows import (
     TableFile,
     _draw_rows,
@@ -176,6 +176,19 @@ def test_rows_of_less_than_some_launches_say_nothing_of_what_ran_beside(
     """A launch takes 2 to 5 us, and these rows have two."""
     seconds = refit_quantising(tmp_path, monkeypatch, latency_s=latency_s)
     assert (seconds is not None) is is_fitted
+
+
+@pytest.mark.parametrize(("rows", "is_kept"), [(12, False), (18, True)])
+def test_a_dozen_rows_do_not_change_what_is_known_of_a_kind_of_products(
+    tmp_path: Path, rows: int, is_kept: bool
+) -> None:
+    """Products with a single row, which have kernels of their own, are few beside fifty others."""
+    lines = [f"torch,bfloat16,{512 * place},4096,4096,1.0" for place in range(1, 51)]
+    lines += [f"torch,bfloat16,1,{512 * place},4096,1.0" for place in range(1, rows + 1)]
+    table = read_tables([write_products(tmp_path, lines)], GPU)
+    assert len(table.rows) == 50 + rows
+    kept = _keep_common_kinds(table, GPU, bundle_for(GPU))
+    assert len(kept.rows) == 50 + rows * is_kept
 
 
 @pytest.mark.parametrize(("rows", "is_fitted"), [(12, False), (18, True)])

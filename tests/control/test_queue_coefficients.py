@@ -206,3 +206,9 @@ def test_intervals_of_forty_seconds_say_half_of_what_is_known_of_steps() -> None
     engine = SteadyEngine(load=10.0)
     engine.play(6 + 42)
     assert engine.keeper._sums[0] == pytest.approx(0.5, abs=0.06)
+
+
+def test_a_clock_reacts_an_interval_and_two_changes_of_clocks_later() -> None:
+    """A clock takes some 0.1 s to change; what comes after a look waits for the next one."""
+    keeper = make_keeper()
+    assert 0.1 < queue_keeper.QUEUE.reaction_s - keeper.interval_s < 0.3

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from functools import cache
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,7 +17,7 @@ from wattcast.lab.fit.engine_host_times import fit_host_times
 from wattcast.lab.fit.engine_records import load_engine_records
 from wattcast.predictor.engine_host import EngineHost, LaunchCounts, load_host_times
 from wattcast.report.configuration_view import build_power_trace
-from wattcast.serving.governed_steps import predict_steady_step
+from wattcast.serving.governed_steps import govern_steps, predict_steady_step
 from wattcast.serving.step_tabulation import StepRange, tabulate_step_costs
 from wattcast.workload.build_model import build_graph
 from wattcast.workload.engine_schedule import STEP_TOKENS
@@ -245,3 +248,29 @@ def test_layers_are_launched_while_the_gpu_computes_whatever_the_scheduling() ->
     host_s = times.repeated_step_s(counts, 1024, 1024, 0, 0.0)
     layers_s = times.launch_same_loose_layer_s * 80
     assert after.latency_s < after.busy_s + host_s - 0.9 * min(layers_s, after.busy_s)
+
+
+def test_a_heavy_load_runs_at_the_top_clock_for_ninety_milliseconds() -> None:
+    """The clock of an H200 falls 80 to 95 ms after a heavy load begins, which follows a pause.
+
+    Prompts of llama3-8b would draw 970 W at the top clock; a pause draws 130 W.
+    """
+    step = {"phase": "prefill", "batch": 8, "seq": 2048}
+    free = wattcast.predict("llama3-8b", "h200", power_limit="2000 W", force=True, **step)
+    held = wattcast.predict("llama3-8b", "h200", **step)
+    assert held.capped
+    assert not free.capped
+    mean_w = float(free.basis.bundle.power.idle_power_w(free.clock_hz))
+    span_s = 1e-3
+    costs = SimpleNamespace(clocks=2, limit_w=held.power_w, waiting_w=0.0, host=load_host_times())
+    slow_s = span_s * free.clock_hz / held.clock_hz
+    cost = np.array([span_s, slow_s, free.power_w * span_s, held.power_w * slow_s])
+    passed_s = 0.0
+    while True:
+        step_s, energy_j = govern_steps(cast(Any, costs), cost, 1, 0.0, mean_w)
+        if step_s > span_s:
+            break
+        kept = math.exp(-step_s / costs.host.governor_s)
+        mean_w = kept * mean_w + (1.0 - kept) * energy_j / step_s
+        passed_s += step_s
+    assert 0.080 < passed_s < 0.095

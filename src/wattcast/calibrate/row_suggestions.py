@@ -24,6 +24,7 @@ from wattcast.calibrate.kernel_rows import (
     parse_operators,
     select_kernels,
 )
+from wattcast.coefficients import load_coefficients
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import WattcastError
 from wattcast.hardware import Gpu
@@ -35,11 +36,20 @@ from wattcast.workload import model_catalogue
 from wattcast.workload.model_catalogue import ModelKind
 from wattcast.workload.operator_base import Operator
 
-# within which a measured row tells about another: where the covariance has fallen to 1/e
-REACH_DOUBLINGS = 8.0
-ACROSS_GROUPS = 0.5  # covariance of kernels of one size in two groups of a family
-ROW_NOISE = 0.05  # of the variance: what a row does not tell even of itself
-PLAN_SHARE = 0.3  # of the suggestions, from the plan's random shapes
+
+@dataclass(frozen=True)
+class SuggestionCoefficients:
+    """How much measured rows tell of others, and where suggestions are from."""
+
+    # Within which a measured row tells about another: where the covariance has fallen to 1/e
+    reach_doublings: float
+    across_groups: float  # covariance of kernels of one size in two groups of a family
+    row_noise: float  # of the variance: what a row does not tell even of itself
+    plan_share: float  # of the suggestions, from the plan's random shapes
+
+
+SUGGESTIONS = load_coefficients("row_suggestions", SuggestionCoefficients)
+
 MOST_CANDIDATES = 1500  # of a family that are weighed against one another
 MOST_KNOWN = 1500  # measured rows of a family that are looked at, those nearest to candidates first
 
@@ -76,7 +86,7 @@ def suggest_rows(
     rows: KernelRows,
     gpu: Gpu,
     bundle: Bundle,
-    plan_share: float = PLAN_SHARE,
+    plan_share: float = SUGGESTIONS.plan_share,
 ) -> list[RowSuggestion]:
     """Suggest the ``count`` rows worth most: ``1 - plan_share`` of them from real models, the rest
     from the plan.
@@ -223,7 +233,7 @@ class _FamilyProblem:
         if len(points):
             cross = _correlate_residuals(points, point_groups, sizes, groups)
             inner = _correlate_residuals(points, point_groups, points, point_groups)
-            inner = inner + ROW_NOISE * np.eye(len(points))
+            inner = inner + SUGGESTIONS.row_noise * np.eye(len(points))
             covariance = covariance - cross.T @ np.linalg.solve(inner, cross)
         self._covariance = covariance
         self._find_best()
@@ -231,12 +241,12 @@ class _FamilyProblem:
     def take(self) -> None:
         """Take the best candidate as measured."""
         column = self._covariance[:, self._best].copy()
-        self._covariance -= np.outer(column, column) / (column[self._best] + ROW_NOISE)
+        self._covariance -= np.outer(column, column) / (column[self._best] + SUGGESTIONS.row_noise)
         self._open[self._best] = False
         self._find_best()
 
     def _find_best(self) -> None:
-        variance = np.maximum(np.diag(self._covariance), 0.0) + ROW_NOISE
+        variance = np.maximum(np.diag(self._covariance), 0.0) + SUGGESTIONS.row_noise
         gain = (self._covariance**2 @ self._weight) / variance
         gain = np.where(self._open, gain, -1.0)
         self._best = int(np.argmax(gain))
@@ -264,8 +274,10 @@ def _correlate_residuals(
 ) -> Array:
     """Return the covariance of residuals over the variance, ``(a, b)``."""
     squared = (a**2).sum(axis=-1)[:, None] + (b**2).sum(axis=-1) - 2.0 * a @ b.T
-    alike = np.where(group_a[:, None] == group_b, 1.0, ACROSS_GROUPS)
-    return np.asarray(alike * np.exp(-np.sqrt(np.maximum(squared, 0.0)) / REACH_DOUBLINGS))
+    alike = np.where(group_a[:, None] == group_b, 1.0, SUGGESTIONS.across_groups)
+    return np.asarray(
+        alike * np.exp(-np.sqrt(np.maximum(squared, 0.0)) / SUGGESTIONS.reach_doublings)
+    )
 
 
 def distances_to_known(kernels: Kernels, known: Kernels) -> Array:

@@ -29,7 +29,7 @@ from wattcast.calibrate.kernel_rows import (
 )
 from wattcast.calibrate.latency_fit import one_thread
 from wattcast.calibrate.row_suggestions import (
-    PLAN_SHARE,
+    SUGGESTIONS,
     Index,
     distances_to_known,
     interval_widths,
@@ -156,7 +156,7 @@ def suggested(
     everything = np.arange(len(pool.bursts))
     measured = np.isin(everything, start)
     before = select_kernels(pool.kernels, measured)
-    from_plan = round(PLAN_SHARE * count)
+    from_plan = round(SUGGESTIONS.plan_share * count)
     first = [
         i
         for i, _ in pick_candidates(
