@@ -15,8 +15,14 @@ from standin_node import UNTOUCHED, USUAL, Client, Node, wait_for
 
 from wattcast.control.card_daemon import MOST_CLIENTS, ClientSlot, ClientTable
 from wattcast.control.card_notes import note_path, prepare_folder, read_note
-from wattcast.control.card_settings import Evidence, compare_clock
-from wattcast.core.errors import ExitCode
+from wattcast.control.card_settings import (
+    Evidence,
+    compare_clock,
+    make_unknown_note,
+    read_earlier_value,
+    reset_unknown_knobs,
+)
+from wattcast.core.errors import ExitCode, Refused
 from wattcast.measure.device_control import ClockReading
 
 WORKING = ClockReading(0.0, 0.0, is_working=True, is_limited=False)
@@ -353,3 +359,69 @@ def test_a_clock_shows_a_lock_only_while_the_card_works(
 ) -> None:
     ranges = [None if value is None else (value * 1e6, value * 1e6) for value in (wanted, was)]
     assert compare_clock(mhz * 1e6, reading, *ranges, 1980e6) is evidence
+
+
+class QuietCard:
+    """A card that reports its clocks alone: no power limit, and what a test says of its use."""
+
+    name = "Quiet card"
+
+    def __init__(
+        self,
+        core_hz: float = 1980e6,
+        is_working: bool | None = None,
+        is_limited: bool | None = None,
+    ) -> None:
+        self.reading = ClockReading(core_hz, 3.2e9, is_working, is_limited)
+
+    def set_knob(self, knob: str, value: Any) -> None:
+        """Accept it."""
+
+    def clocks_hz(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        return (345e6, 1200e6, 1980e6), (3.2e9,)
+
+    def read_clocks(self) -> ClockReading:
+        return self.reading
+
+    def limit_w(self) -> float | None:
+        return None
+
+    def default_limit_w(self) -> float | None:
+        return 700.0
+
+
+@pytest.mark.parametrize(
+    ("mhz", "is_working", "is_limited", "is_locked"),
+    [
+        (1200, True, False, True),
+        (1980, True, False, False),  # the highest
+        (1200, True, True, False),  # power or heat
+        (345, False, False, False),  # idle
+        (345, None, None, False),  # perhaps idle: the card does not report it
+        (1200, True, None, False),
+        (1200, None, False, False),
+    ],
+)
+def test_a_lock_is_seen_on_a_card_that_is_known_to_work_unhindered(
+    monkeypatch: pytest.MonkeyPatch,
+    mhz: float,
+    is_working: bool | None,
+    is_limited: bool | None,
+    is_locked: bool,
+) -> None:
+    """The idle clock of a card that does not report its use was taken for a lock, and given back as
+    one.
+    """
+    monkeypatch.setattr("wattcast.control.card_settings.LOCK_PAUSE_S", 0.0)
+    card: Any = QuietCard(mhz * 1e6, is_working, is_limited)
+    expected = (mhz * 1e6, mhz * 1e6) if is_locked else None
+    assert read_earlier_value(card, "core", None) == expected
+    assert read_earlier_value(card, "core", 1.5e9) == (1.5e9, 1.5e9)
+
+
+def test_a_default_limit_that_cannot_be_read_back_is_not_believed() -> None:
+    """``restore --defaults`` took the driver's word for it, and the note was removed."""
+    card: Any = QuietCard()
+    note = make_unknown_note("GPU-1", "torn")
+    with pytest.raises(Refused, match="its limit cannot be read back"):
+        reset_unknown_knobs(card, note, lambda unsaved: None)

@@ -1,15 +1,27 @@
 """Follow every setting of a card from the first touch until it is given back.
 
-Each knob of a card (core clock, memory clock, power limit) is in one state, ``KnobState``. Notes on
-disk, ``manage status``, ``manage restore`` and exit codes all speak of these states:
+A *knob* is what can be set on a card: its core clock, its memory clock and its power limit. Each is
+in one state, ``KnobState``. The notes on disk (``card_notes.py``), what ``wattcast manage status``
+and ``wattcast manage restore`` say, and their exit codes speak of these states:
 
-    unchanged -> asked -> applied or read back -> given back -> unchanged
-                   |                                 |
-                   +--- the card reads otherwise ----+
+    state                        becomes      when
+    unchanged                    asked        it is noted on disk, before the driver is called
+    asked                        read back    the driver accepted it, and the card reads so
+    asked                        applied      the driver accepted it, and the card tells nothing
+    asked                        as before    the driver refused, and the card does not read otherwise
+    asked, applied, read back    unchanged    it was given back, and the card reads so
+    asked, applied, read back    given back   it was given back, and the card tells nothing
+    given back                   unchanged    the card reads so later
+    given back                   asked        the card still reads what was asked for
+    unknown                      unchanged    it was set to the driver's default
 
-A driver's "OK" is not believed: a setting counts as read back, and a knob as unchanged, when the
-card reads so. NVML reads the power limit back at any time. It does not read a lock of a clock back.
-The clock of a working card shows a lock, the clock of an idle card shows nothing."""
+Where a card reads otherwise than the driver says, the state stays and the caller gets an error.
+
+A driver's "OK" is not believed: what the card reads decides. NVML reads the power limit back at any
+time, so that a limit is given back only when the card reads so. It does not read a lock of a clock
+back. A clock above a lock shows that the lock is not in force, even on an idle card. A clock below
+a lock shows something only while the card works and neither power nor heat holds it down.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +40,15 @@ from wattcast.core import MissingTool, Refused
 if TYPE_CHECKING:
     from wattcast.measure.device_control import ClockReading, NvmlCard
 
-FORMAT = 3
+FORMAT = 3  # of notes on disk; ``card_notes.py`` reads this one and 2
+# The lowest and the highest value. NVML locks a clock between two values in Hz; Wattcast asks for
+# one clock, so that both are the same.
 Range = tuple[float, float]
-KnobValue = Range | float | None  # a clock: range in Hz, None for the driver's own; the limit: W
+# A clock: the range in Hz that it is locked to, None for no lock (the driver's own clocks). The
+# power limit: W, never None but in the state ``UNKNOWN``.
+KnobValue = Range | float | None
 KnobName = Literal["core", "memory", "limit"]
-KNOB_FIELDS: dict[KnobName, str] = {  # of ``CardSettings``
+KNOB_FIELDS: dict[KnobName, str] = {  # of ``CardSettings``; knobs are set in this order
     "core": "core_hz",
     "memory": "memory_hz",
     "limit": "limit_w",
@@ -40,26 +56,35 @@ KNOB_FIELDS: dict[KnobName, str] = {  # of ``CardSettings``
 
 SETTLE_S = 1.0  # a card that still reads otherwise after this has not taken a setting
 READ_PAUSE_S = 0.05  # between two readings meanwhile
-LIMIT_ATTEMPTS = 4  # to read the power limit before it is set, as one reading may fail
-LIMIT_TOLERANCE_W = 1.0  # boards round limits to whole watts
-CLOCK_TOLERANCE_HZ = 16e6  # drivers round clocks to steps of 15 MHz
+# Readings of the power limit before it is first set: a driver may fail one of them for a moment.
+LIMIT_ATTEMPTS = 4
+LIMIT_TOLERANCE_W = 1.0  # boards round limits to whole watts, up or down
+# Drivers round clocks to steps of 15 MHz, and report whole MHz. Two levels side by side are thus
+# not told apart.
+CLOCK_TOLERANCE_HZ = 16e6
+# A lock that was there before: a core clock that is the same in so many readings, this far apart,
+# and below this share of the highest. Half a percent of 1980 MHz is less than a step of 15 MHz.
+LOCK_READINGS = 4
+LOCK_PAUSE_S = 0.1
+LOCK_BELOW = 0.995
 
 
 class KnobState(StrEnum):
     """Say how far a setting of one knob has come."""
 
     UNCHANGED = "unchanged"  # the card reads what it had before
-    ASKED = (
-        "asked"  # noted, and perhaps set: the driver has not answered, or the card reads otherwise
-    )
-    APPLIED = "applied"  # the driver accepted it, and the card does not show it
+    # Noted, and perhaps set: the driver has not answered, or the card reads otherwise.
+    ASKED = "asked"
+    # The driver accepted it. The card tells neither that it has it nor that it has not.
+    APPLIED = "applied"
     READ_BACK = "read back"  # the driver accepted it, and the card reads so
-    GIVEN_BACK = (
-        "given back"  # the driver accepted the earlier value, and the card does not show it
-    )
-    UNKNOWN = "unknown"  # nobody knows what the card had before
+    # The driver accepted the earlier value, and the card tells nothing (the clock of an idle card).
+    GIVEN_BACK = "given back"
+    UNKNOWN = "unknown"  # what the card had before is not known: its note cannot be read
 
 
+# States in which a knob may have another value than before. ``GIVEN_BACK`` is none of them: the
+# driver has confirmed it, and the card is only looked at once more (``CardNote.is_unconfirmed``).
 CHANGED_STATES = frozenset(
     {KnobState.ASKED, KnobState.APPLIED, KnobState.READ_BACK, KnobState.UNKNOWN}
 )
@@ -68,13 +93,16 @@ CHANGED_STATES = frozenset(
 class Evidence(Enum):
     """Say what a reading tells about a setting."""
 
-    AGREES = "agrees"
-    DIFFERS = "differs"
-    SILENT = "silent"
+    AGREES = "agrees"  # the card has it
+    DIFFERS = "differs"  # the card has it not
+    SILENT = "silent"  # the reading tells neither
 
 
 class RefusedKnob(Refused):
-    """A driver, or the scope of the daemon, does not allow a setting of one knob."""
+    """A driver, or the scope of the daemon (``card_daemon.DaemonScope``, what its administrator
+    allows), does not allow a setting of one knob. ``allowed`` is the range that the daemon allows,
+    in Hz or W; None where the driver refused.
+    """
 
     def __init__(
         self,
@@ -89,14 +117,17 @@ class RefusedKnob(Refused):
 
 @dataclass(frozen=True)
 class CardSettings:
-    """Hold what is set on a card. None: a clock is left to the driver, the limit is not touched."""
+    """Hold what a card is to have, or has.
 
-    core_hz: Range | None = None
+    As a wish, None is a knob that nobody wants to set: it keeps, or gets back, what it had before.
+    As what a card has, None is a clock without a lock, or a limit that was not touched."""
+
+    core_hz: Range | None = None  # lowest and highest of the lock
     memory_hz: Range | None = None
     limit_w: float | None = None
 
     def describe(self) -> str:
-        """Write the settings for people."""
+        """Write the settings for people; a clock by the highest that its lock lets it have."""
         parts = []
         if self.core_hz is not None:
             parts.append(f"core {self.core_hz[1] / 1e6:.0f} MHz")
@@ -114,18 +145,18 @@ def make_settings(values: Mapping[KnobName, Any]) -> CardSettings:
 
 @dataclass(frozen=True)
 class KnobRecord:
-    """Record one knob that was touched: what it had before, what was asked for last, and its
-    state.
+    """Record one knob that was touched. In the state ``UNKNOWN`` both values are None and mean
+    nothing.
     """
 
     knob: KnobName
-    before: KnobValue
-    asked: KnobValue
+    before: KnobValue  # what it had before the first touch, and is to get back
+    asked: KnobValue  # what was asked for last
     state: KnobState
 
     @property
     def now(self) -> KnobValue:
-        """Return what the card has, as far as is known."""
+        """Return what the card has as far as is known, else what was asked for last."""
         is_back = self.state in (KnobState.UNCHANGED, KnobState.GIVEN_BACK)
         return self.before if is_back else self.asked
 
@@ -134,13 +165,15 @@ class KnobRecord:
 class CardNote:
     """Record every knob of a card that was touched, and for whom."""
 
-    format: int
-    uuid: str
-    name: str
-    holder: str
-    since: str
+    format: int  # ``FORMAT``
+    uuid: str  # of the card, as NVML tells it
+    name: str  # of the card, such as "NVIDIA H200"
+    holder: str  # who had it set, such as "process 1 of user 0"
+    since: str  # when that holder first did, such as "2026-01-01T00:00:00+0000"
     knobs: tuple[KnobRecord, ...] = ()
-    unreadable: str = ""  # why the file could not be read, where this note stands for such a file
+    # Not empty: this note was not read from disk but stands for a file there that cannot be read
+    # (``make_unknown_note``), and this says why.
+    unreadable: str = ""
 
     @property
     def is_changed(self) -> bool:
@@ -177,9 +210,9 @@ class CardNote:
         return replace(self, knobs=(*other_knobs, record))
 
     def describe_change(self) -> str:
-        """Say for people what the card is set to."""
-        if self.unreadable:
-            return "nobody knows what"
+        """Say for people what the card is set to. A note that stands for an unreadable file cannot
+        say that; its callers tell ``unreadable`` instead.
+        """
         asked_knobs = [record.knob for record in self.knobs if record.state is KnobState.ASKED]
         unknown = [record.knob for record in self.knobs if record.state is KnobState.UNKNOWN]
         text = self.now.describe()
@@ -191,8 +224,8 @@ class CardNote:
 
 
 def make_unknown_note(uuid: str, reason: str) -> CardNote:
-    """Return a note that stands for a file which cannot be read: no knob's earlier value is
-    known.
+    """Return a note that stands for a file which cannot be read, for ``reason``: no knob's earlier
+    value is known.
     """
     records = tuple(KnobRecord(knob, None, None, KnobState.UNKNOWN) for knob in KNOB_FIELDS)
     return CardNote(
@@ -213,7 +246,7 @@ def prepare_records(
     locked_hz: float | None,
 ) -> CardNote:
     """Read what every wanted knob has before it is touched for the first time, and return a note of
-    it.
+    it. ``locked_hz`` is the core lock that the administrator declares (``read_earlier_value``).
     """
     for knob, field in KNOB_FIELDS.items():
         is_new = note.find_record(knob) is None
@@ -231,9 +264,10 @@ def apply_settings(
 ) -> None:
     """Set a card whose note has a record of every wanted knob (``prepare_records``).
 
-    ``save`` keeps the note before a knob is touched and after it was read back. A knob that is not
-    wanted gets back what it had. ``RefusedKnob`` names a knob that the driver refuses, or accepts
-    without applying it; knobs before it stay set and noted.
+    ``save`` gets the note before a knob is set, and again after it was read back; what it got last
+    is the note of the card. A knob that is not wanted gets back what it had. ``RefusedKnob`` names
+    a knob that the driver refuses, or accepts without applying it; knobs earlier in the order of
+    ``KNOB_FIELDS`` stay set and noted.
     """
     for knob, field in KNOB_FIELDS.items():
         record = note.find_record(knob)
@@ -267,12 +301,13 @@ def _set_knob(
     try:
         card.set_knob(record.knob, value)
     except Refused as error:
-        # A driver that refuses has changed nothing, unless the card reads otherwise.
+        # A driver that refuses has changed nothing, unless the card reads otherwise: then the knob
+        # stays noted as asked.
         if read_back(card, record.knob, earlier.now, value) is not Evidence.DIFFERS:
             save(note)
         raise RefusedKnob(record.knob, str(error)) from None
     evidence = read_back(card, record.knob, value, earlier.now)
-    if evidence is Evidence.DIFFERS:
+    if evidence is Evidence.DIFFERS:  # the knob stays noted as asked
         text = _describe_value(record.knob, value)
         raise RefusedKnob(record.knob, f"{card.name} accepts {text} and does not apply it.")
     state = KnobState.READ_BACK if evidence is Evidence.AGREES else KnobState.APPLIED
@@ -287,7 +322,10 @@ def _return_knob(
     record: KnobRecord,
     save: Callable[[CardNote], None],
 ) -> CardNote:
-    """Give one knob back what it had, read it back, and return the note of it."""
+    """Give one knob back what it had, read it back, and return the note of it.
+
+    Until the card was read, the note on disk stays as it is: it says that the knob may be changed.
+    """
     if record.state is KnobState.UNCHANGED:
         return note
     if record.state is KnobState.UNKNOWN:
@@ -298,7 +336,7 @@ def _return_knob(
     earlier = _describe_value(record.knob, record.before)
     if evidence is Evidence.DIFFERS:
         raise Refused(f"{card.name} accepted {earlier}, and still reads otherwise.")
-    if evidence is Evidence.SILENT and record.knob == "limit":
+    if evidence is Evidence.SILENT and record.knob == "limit":  # it can be read on any sound card
         raise Refused(f"{card.name} accepted {earlier}, and its limit cannot be read back.")
     state = KnobState.UNCHANGED if evidence is Evidence.AGREES else KnobState.GIVEN_BACK
     fresh = note.with_record(replace(record, state=state))
@@ -335,8 +373,11 @@ def reset_unknown_knobs(
     note: CardNote,
     save: Callable[[CardNote], None],
 ) -> CardNote:
-    """Give knobs whose earlier value is not known the driver's defaults, and return the note of
-    it.
+    """Give knobs whose earlier value is not known the driver's defaults, and return the note of it:
+    the board's own power limit, which the card must read then, and no lock of the clocks.
+
+    A clock that tells nothing (of an idle card) counts as unchanged here, on the driver's word
+    alone: with no earlier value known, there is nothing to look for later.
     """
     for record in note.knobs:
         if record.state is not KnobState.UNKNOWN:
@@ -347,15 +388,22 @@ def reset_unknown_knobs(
         try:
             card.set_knob(record.knob, default)
         except Refused:
-            # A clock that cannot be locked was never locked.
+            # A clock that cannot be locked was never locked, so that a refusal does no harm where
+            # it stands at its highest or the card has none to set. Below, also on an idle card, it
+            # may be locked.
             if record.knob == "limit" or _shows_highest_clock(card, record.knob) is False:
                 raise
-        if read_back(card, record.knob, default, None) is Evidence.DIFFERS:
-            text = _describe_value(record.knob, default)
+        evidence = read_back(card, record.knob, default, None)
+        text = _describe_value(record.knob, default)
+        if evidence is Evidence.DIFFERS:
             raise Refused(f"{card.name} accepted {text}, and still reads otherwise.")
+        if evidence is Evidence.SILENT and record.knob == "limit":
+            raise Refused(f"{card.name} accepted {text}, and its limit cannot be read back.")
         reset_record = KnobRecord(record.knob, default, default, KnobState.UNCHANGED)
         note = note.with_record(reset_record)
-        if not note.unreadable:  # a file that cannot be read stays as evidence until all is done
+        # A file that cannot be read stays as evidence until all is done, when the caller sets it
+        # aside (``card_notes.remove_note``).
+        if not note.unreadable:
             save(note)
     return note
 
@@ -365,7 +413,9 @@ def confirm_returned_knobs(
     note: CardNote,
     save: Callable[[CardNote], None],
 ) -> CardNote:
-    """Look whether a card shows by now that clocks were given back, and return the note of it."""
+    """Look whether a card shows by now that clocks were given back, and return the note of it.
+
+    A clock that still shows what was asked for is noted as asked again: it was not given back."""
     for record in note.knobs:
         if record.state is not KnobState.GIVEN_BACK:
             continue
@@ -386,11 +436,17 @@ def read_earlier_value(
 ) -> KnobValue:
     """Read what a knob has before it is changed for the first time.
 
-    ``RefusedKnob`` where the power limit cannot be read: what is not known cannot be given back.
-    NVML does not tell a lock of the clocks. ``locked_hz`` is what the administrator declares.
-    Without it, a core clock is taken for locked that stays the same below the highest while the
-    card works and neither power nor heat explains it. The clock of an idle card says nothing, so
-    that its lock must be declared."""
+    Limit: what NVML reads, in W. ``RefusedKnob`` where it cannot be read: what is not known cannot
+    be given back.
+
+    Core clock: NVML does not tell a lock. ``locked_hz`` is what the administrator declares
+    (``wattcast manage daemon --locked``). Where nothing is declared, a clock is taken for locked
+    that stays the same, below the highest, while the card works and neither power nor heat holds it
+    down. An idle card has low clocks without any lock, so that its lock has to be declared; so does
+    one of a card that does not report whether it works or what holds it down.
+
+    Memory clock: None, always. A lock of it can neither be seen nor declared, and is lost when
+    Wattcast locks that clock and gives it back."""
     if knob == "memory":
         return None
     if knob == "core":
@@ -405,16 +461,25 @@ def read_earlier_value(
 
 
 def _find_core_lock(card: NvmlCard) -> Range | None:
+    """Return the lock that a working card's core clock shows; None where it shows none."""
     readings = [card.read_clocks()]
-    for _ in range(3):
-        time.sleep(0.1)
+    for _ in range(LOCK_READINGS - 1):
+        time.sleep(LOCK_PAUSE_S)
         readings.append(card.read_clocks())
+    if not all(_is_telling(reading) for reading in readings):
+        return None
     clock_hz = readings[0].core_hz
-    levels = card.clocks_hz()[0]
+    core_levels_hz, _ = card.clocks_hz()
     is_steady = all(reading.core_hz == clock_hz for reading in readings)
-    is_explained = any(reading.is_working is False or reading.is_limited for reading in readings)
-    is_locked = bool(levels) and is_steady and not is_explained and clock_hz < 0.995 * levels[-1]
-    return (clock_hz, clock_hz) if is_locked else None
+    is_low = bool(core_levels_hz) and clock_hz < LOCK_BELOW * core_levels_hz[-1]
+    return (clock_hz, clock_hz) if is_steady and is_low else None
+
+
+def _is_telling(reading: ClockReading) -> bool:
+    """Tell whether a clock says what the card is allowed: it works, and neither power nor heat
+    holds it down. Where the card does not report one of these (None), it tells nothing.
+    """
+    return reading.is_working is True and reading.is_limited is False
 
 
 def read_back(
@@ -423,7 +488,10 @@ def read_back(
     wanted: KnobValue,
     was: KnobValue,
 ) -> Evidence:
-    """Compare what a knob is to have with what the card reads; wait while it reads otherwise."""
+    """Compare what a knob is to have with what the card reads; wait while it reads otherwise.
+
+    ``was`` is what the knob had before it was set to ``wanted``; None where that is not known or
+    was no lock."""
     end_s = time.monotonic() + SETTLE_S
     while True:
         evidence = _compare_knob(card, knob, wanted, was)
@@ -466,10 +534,17 @@ def compare_clock(
     was: Range | None,
     top_hz: float,
 ) -> Evidence:
-    """Say whether a clock shows the lock ``wanted`` (None: no lock) rather than ``was``.
+    """Say whether a clock shows the lock ``wanted`` (None: no lock) or still the one before, ``was``
+    (None: no lock, or not known). The first rule that fits decides:
 
-    A lock keeps a clock from rising above it, always. A clock below it, or at the old lock, says
-    something only while the card works and neither power nor heat holds it down.
+    1. Above ``wanted``: it differs, as a lock keeps every clock from rising above it.
+    2. Within ``wanted``: it agrees, though an idle card may be there by chance.
+    3. No ``was``: it agrees if no lock is wanted and the clock is at its highest level, ``top_hz``.
+       Otherwise it tells nothing: an idle or slowed card is below any lock.
+    4. No lock wanted, and above ``was``: it agrees.
+    5. At ``was``, while the card works and neither power nor heat holds it down: it differs. A lock
+       at the highest level is no lock that one could see.
+    6. Anywhere else it tells nothing; nor does a clock that cannot be read (NaN).
     """
     tolerance_hz = CLOCK_TOLERANCE_HZ
     low_hz, high_hz = wanted if wanted is not None else (0.0, float("inf"))
@@ -482,13 +557,12 @@ def compare_clock(
         return Evidence.AGREES if is_free else Evidence.SILENT
     if wanted is None and clock_hz > was[1] + tolerance_hz:
         return Evidence.AGREES
-    is_telling = reading.is_working is True and reading.is_limited is False
     is_at_old_lock = abs(clock_hz - was[1]) <= tolerance_hz and was[1] < top_hz - tolerance_hz
-    return Evidence.DIFFERS if is_telling and is_at_old_lock else Evidence.SILENT
+    return Evidence.DIFFERS if _is_telling(reading) and is_at_old_lock else Evidence.SILENT
 
 
 def _shows_highest_clock(card: NvmlCard, knob: str) -> bool | None:
-    """Tell whether a clock stands at its highest; None where the card has no clocks to set."""
+    """Tell whether a clock stands at its highest; None where it has no levels to set."""
     levels = card.clocks_hz()[0 if knob == "core" else 1]
     if not levels:
         return None
