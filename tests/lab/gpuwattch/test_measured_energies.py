@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -204,3 +205,58 @@ def test_a_simulator_in_cpp_gets_the_same_watts(tmp_path: Path) -> None:
     wrong = run("h200", str(program), names, "wrong")[1][-1]
     assert wrong.startswith("wattcast: sample 2: expected cycles above zero")
     assert "the meter ended" in run("nothing", str(program), names)[1][-1]
+
+
+def test_every_term_is_counted_by_its_name() -> None:
+    """Counts once went by their order, which nothing tied to the rows of measured_terms.csv."""
+    assert set(measured.count_accesses({})) == set(measured.TERMS)
+    for name, term in measured.TERMS.items():
+        assert term.counters[0] == name
+
+
+def test_a_pair_of_halves_is_two_additions_and_no_product() -> None:
+    """100 instructions of a warp in the tensor pipe for two cycles each, as an H200 counts them."""
+    metrics = {
+        "sm__inst_executed_pipe_tensor_op_hmma.sum": 100.0,
+        "sm__pipe_tensor_cycles_active.sum": 200.0,
+    }
+    counts = measured.count_accesses(metrics)
+    assert counts["TENSOR_ACC"] == 0.0
+    assert counts["FPU_ACC"] == 100.0 * 2 * 32
+    # mma.sync takes six cycles: 32 accesses are left of each
+    counts = measured.count_accesses(metrics | {"sm__pipe_tensor_cycles_active.sum": 600.0})
+    assert counts["TENSOR_ACC"] == 100.0 * 32
+
+
+def test_a_counter_that_no_row_has_is_refused(monkeypatch, tmp_path: Path) -> None:
+    """A column of zeros was divided by its largest entry."""
+    counts = dict.fromkeys(measured.TERMS, 1.0) | {"DPU_ACC": 0.0}
+    launch = measured.CountedLaunch(
+        name="a0",
+        family="bmm",
+        power_w=300.0,
+        duration_s=1.0,
+        clock_hz=1e9,
+        relative_voltage=1.0,
+        active=1.0,
+        counts=list(counts.values()),
+    )
+    launches = measured.CountedLaunches.gather([launch])
+    monkeypatch.setattr(measured, "read_operators", lambda folder, gpu: launches)
+    monkeypatch.setattr(measured, "read_benchmarks", lambda folder, gpu: launches)
+    with pytest.raises(BadInput, match="no row counts DPU_ACC"):
+        measured.fit_measured_energies(tmp_path)
+
+
+def test_a_file_without_a_unit_keeps_no_measured_energy_back(monkeypatch) -> None:
+    """Its factor was zero, and the simulator's watts were too low without a word."""
+    chip = measured.measured_chip("h200")
+    unscaled_table = measured._unscaled_table
+
+    def without_fp64(*arguments):
+        table = unscaled_table(*arguments)
+        return replace(table, energy_j=table.energy_j | {"DPU_ACC": 0.0})
+
+    monkeypatch.setattr(measured, "_unscaled_table", without_fp64)
+    with pytest.raises(BadInput, match="DPU_ACC has no energy"):
+        measured.measured_architecture(chip)

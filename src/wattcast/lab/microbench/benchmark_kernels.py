@@ -119,9 +119,9 @@ def sustain_load(
     """Return the row with time, power, clock and memory power of the settled load.
 
     ``enqueue`` puts one unit of the load on the stream: one launch, or one clip of frames. Units
-    run back to back, or begin every ``period_s`` as frames of a video do. ``launches`` are the units
-    inside the window, ``launch_s`` their mean time, and ``launch_spread_s`` the standard deviation
-    between chunks, whose launches are timed together."""
+    run back to back, or begin every ``period_s`` as frames of a video do. ``launches`` are the
+    units inside the window, ``launch_s`` is their mean time, and ``launch_spread_s`` the standard
+    deviation between chunks, whose launches are timed together."""
     per_chunk = 1 if period_s else max(round(CHUNK_S / time_unit_s(bench.device, enqueue)), 1)
     queued = 0
     began_s = time.monotonic()
@@ -282,9 +282,10 @@ def _check_products(ready: ReadyKernel, rounds: int) -> None:
     """Check the elements of a product whose operands are all alike: 0.5, or 1 for integers.
 
     A kernel takes such operands with ``CHECK_SEED`` (`tensor_units`). An element of C is then
-    steps · k · operand², with k the depth of one instruction; ``TensorPrecision.half`` is the value
-    of an operand. The first product of an iteration overwrites C, so that iterations do not add up.
-    Half of a sparse A are zeros and its K is twice as deep, which gives the same element."""
+    steps · k · operand², with k the depth of one instruction; ``TensorPrecision.half`` is the
+    value of an operand. The first product of an iteration overwrites C, so that iterations do not
+    add up. Half of a sparse A are zeros and its K is twice as deep, which gives the same
+    element."""
     buffers = ready.buffers
     threads = ready.blocks * ready.benchmark.threads
     name = ready.benchmark.name
@@ -303,7 +304,7 @@ def _check_products(ready: ReadyKernel, rounds: int) -> None:
 
 @dataclass(frozen=True)
 class LaunchCycles:
-    """Cycles of one launch, by the blocks that wrote stamps (one of every ``Benchmark.stamped``)."""
+    """Cycles of one launch, by the blocks with stamps (one of every ``Benchmark.stamped``)."""
 
     per_sm: float  # median over multiprocessors: from its first block's begin to its last one's end
     clock_hz: float  # median over blocks: cycles over nanoseconds of the global timer
@@ -314,9 +315,9 @@ class LaunchCycles:
 def read_stamps(words: npt.NDArray[np.uint64]) -> LaunchCycles:
     """Read the time stamps of all blocks; refuse when some block did not run to its end.
 
-    A block writes five words (microbenchmark.cu): its multiprocessor, the cycle counter at its begin
-    and end, and the nanosecond timer at its begin and end. The timer moves in coarser steps than
-    cycles, so that clocks are good for blocks that run much longer."""
+    A block writes five words (microbenchmark.cu): its multiprocessor, the cycle counter at its
+    begin and end, and the nanosecond timer at its begin and end. The timer moves in coarser steps
+    than cycles, so that clocks are good for blocks that run much longer."""
     table = words.reshape(-1, STAMP_WORDS).astype(np.int64)
     sm, begin, end, begin_ns, end_ns = table.T
     has_run = (end > begin) & (end_ns > begin_ns)
@@ -541,8 +542,8 @@ def _place_ring(
     nodes: int,
     stride: int,
 ) -> int:
-    """Link ``nodes`` addresses, ``stride`` bytes apart, into a ring and return where it lies: in the
-    second buffer, or in memory of its own where that is too small.
+    """Link ``nodes`` addresses, ``stride`` bytes apart, into a ring and return where it lies: in
+    the second buffer, or in memory of its own where that is too small.
     """
     device = buffers.device
     size = nodes * stride
