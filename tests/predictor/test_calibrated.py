@@ -11,6 +11,7 @@ import wattcast
 from wattcast.core.errors import BadInput, WattcastError
 from wattcast.core.units import Dtype
 from wattcast.hardware import load_gpu
+from wattcast.power.module_power import as_module_power
 from wattcast.predictor.bundle import bundle_for, forecast_bundle
 from wattcast.predictor.learned_factors import CarriedFactors, LayeredFactors
 
@@ -91,8 +92,8 @@ def test_another_engine_has_kernels_of_its_own_and_the_energies_of_the_card(
     usual, other = bundle_for(card), bundle_for(replace(card, engine=engine))
     decode = "attention.engine.paged.decode"
     assert other.corrections[decode] != usual.corrections[decode]
-    theirs = usual.power.as_module_power()
-    for event, joules in other.power.as_module_power().energy_j.items():
+    theirs = as_module_power(usual.power)
+    for event, joules in as_module_power(other.power).energy_j.items():
         assert joules == pytest.approx(theirs.energy_j.get(event, joules), rel=1e-6)
     assert any(note.startswith(f"engine {engine}: ") for note in other.assumptions)
     same = bundle_for(replace(card, engine="vllm"))
@@ -108,9 +109,9 @@ def test_an_engine_without_tables_of_a_card_is_refused() -> None:
 
 def test_cards_of_one_processor_share_energies_and_how_far_these_are_off() -> None:
     b200, gb200, b300 = (bundle_for(load_gpu(name)) for name in ("b200", "gb200", "b300"))
-    for event, joules in b200.power.as_module_power().energy_j.items():
-        assert gb200.power.as_module_power().energy_j[event] == pytest.approx(joules, rel=0.1)
-        assert b300.power.as_module_power().energy_j[event] == pytest.approx(joules, rel=1e-6)
+    for event, joules in as_module_power(b200.power).energy_j.items():
+        assert as_module_power(gb200.power).energy_j[event] == pytest.approx(joules, rel=0.1)
+        assert as_module_power(b300.power).energy_j[event] == pytest.approx(joules, rel=1e-6)
     assert gb200.residuals["gemm"].power == b200.residuals["gemm"].power
     low, high = b200.residuals["gemm"].power
     assert low < 0.85 < 1.1 < high

@@ -17,7 +17,7 @@ from wattcast.core.units import Dtype
 from wattcast.hardware import OperatingPoint, load_gpu
 from wattcast.kernels import LibraryStyle, build_kernels
 from wattcast.kernels.kernel_table import USUAL_CONDITION
-from wattcast.power.module_power import ModulePower
+from wattcast.power.module_power import ModulePower, as_module_power
 from wattcast.predictor.bundle import bundle_file as bundles
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import shipped_bundle
@@ -266,5 +266,5 @@ def test_the_rail_of_memory_takes_what_was_read_from_its_sensor() -> None:
     assert 23.0 < rail_w_per_tb_s < 34.0
     bundle = shipped_bundle("h200")
     assert bundle is not None
-    energy_j = bundle.power.as_module_power().energy_j
+    energy_j = as_module_power(bundle.power).energy_j
     assert FORECAST.memory_rail_j_per_byte < energy_j["dram_read_byte"]

@@ -198,9 +198,6 @@ class ModulePower(PowerModel):
             energy_j.setdefault("link_byte", energies.link_j_per_byte)
         return replace(self, energy_j=energy_j, design=energies)
 
-    def as_module_power(self) -> ModulePower:
-        return self
-
     def _split_idle(
         self,
         clock_hz: Sweepable,
@@ -289,3 +286,14 @@ def _set_clock(at: OperatingPoint) -> Array:
     if at.clock_hz is None:
         raise bad_value("activity.at.clock_hz", "the set clock of each interval", None)
     return np.asarray(at.clock_hz, dtype=np.float64)
+
+
+def as_module_power(model: PowerModel) -> ModulePower:
+    """Return a model as energies by event, an idle curve and a voltage curve.
+
+    Forecasts carry these over to other cards.
+    """
+    if isinstance(model, ModulePower):
+        return model
+    expected = "energies by event, an idle curve and a voltage curve"
+    raise bad_value("power model", expected, f"a {model.kind} model")

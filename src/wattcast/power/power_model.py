@@ -26,7 +26,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import UnionType
 from typing import (
-    TYPE_CHECKING,
     Any,
     ClassVar,
     Self,
@@ -66,9 +65,6 @@ from wattcast.power.activity import (
     ActivitySource,
     known_events,
 )
-
-if TYPE_CHECKING:
-    from wattcast.power.module_power import ModulePower
 
 FORMAT = 1
 MOST_FILE_BYTE = 1 << 22
@@ -252,14 +248,6 @@ class PowerModel(ABC):
             f"vary voltage: a {self.kind} power model has no voltage curve to scale. "
             "Vary another field."
         )
-
-    def as_module_power(self) -> ModulePower:
-        """Return the model as energies by event, an idle curve and a voltage curve.
-
-        Forecasts carry these over to other cards.
-        """
-        expected = "energies by event, an idle curve and a voltage curve"
-        raise bad_value("power model", expected, f"a {self.kind} model")
 
 
 def power_model_kind(name: str) -> type[PowerModel]:

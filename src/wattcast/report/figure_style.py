@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from wattcast.core.errors import (
     MissingTool,
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes as Axes
     from matplotlib.figure import Figure as Figure
 
-    from wattcast.predictor.bundle.bundle_file import Bundle
-    from wattcast.predictor.prediction import Prediction
+    from wattcast.core.strict_files import Provenance
 else:
     Axes = Figure = Any  # matplotlib is loaded with the first figure
 
@@ -50,10 +49,21 @@ NO_MATPLOTLIB = "figures need matplotlib. Install it: pip install 'wattcast[plot
 FigureMaker = Callable[[], Figure]  # draws when called
 
 
-def describe_origin(p: Prediction | Bundle) -> str:
+class HasOrigin(Protocol):
+    """What rests on coefficients: a prediction or a bundle."""
+
+    @property
+    def provenance(self) -> Provenance: ...
+
+    @property
+    def status(self) -> str: ...
+
+
+def describe_origin(result: HasOrigin) -> str:
     """Say where coefficients come from, for captions."""
-    origins = [p.provenance.source, p.provenance.device, p.provenance.date]
-    return f"{p.status} coefficients: {', '.join(text for text in origins if text)}"
+    origin = result.provenance
+    origins = [origin.source, origin.device, origin.date]
+    return f"{result.status} coefficients: {', '.join(text for text in origins if text)}"
 
 
 def encode_figure(figure: Figure, ending: str) -> bytes:

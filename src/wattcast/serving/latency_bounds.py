@@ -5,14 +5,22 @@ percentile, or a time per output token (TPOT).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
 from wattcast.core import bad_value, units
+from wattcast.core.arrays import Array
 
-if TYPE_CHECKING:
-    from wattcast.serving.serving_result import ServingResult
+
+class ServedLatencies(Protocol):
+    """What is asked of a simulated run: the latencies of each request."""
+
+    @property
+    def ttft_s(self) -> Array: ...
+
+    @property
+    def tpot_s(self) -> Array: ...
 
 
 @dataclass(frozen=True)
@@ -26,7 +34,7 @@ class LatencyBound:
     def __str__(self) -> str:
         return f"{self.quantity.upper()} p{self.percentile:g}"
 
-    def measure(self, result: ServingResult) -> float:
+    def measure(self, result: ServedLatencies) -> float:
         """Return the percentile of a simulated run."""
         values_s = getattr(result, f"{self.quantity}_s")
         finite_s = values_s[np.isfinite(values_s)]

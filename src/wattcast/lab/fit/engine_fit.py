@@ -47,6 +47,7 @@ from wattcast.kernels import Kernels, build_kernels
 from wattcast.kernels.kernel_table import root_family
 from wattcast.lab.fit import kernel_fit
 from wattcast.lab.fit.held_out import compare_asked_power
+from wattcast.power.module_power import as_module_power
 from wattcast.predictor.bundle.bundle_file import Bundle, ResidualEnds
 from wattcast.predictor.ideal_terms import compute_ideal_terms
 from wattcast.predictor.kernel_phases import Correction, blend_corrections
@@ -193,7 +194,7 @@ def describe_bundle_cards(
     gpu: Gpu,
 ) -> kernel_fit.CardRows:
     """Return what rows of a bundle's own kernels, not an engine's, tell of their cards."""
-    power = bundle.power.as_module_power()
+    power = as_module_power(bundle.power)
     kernels = build_kernels(
         rows.ops,
         rows.conditions,
@@ -232,7 +233,7 @@ def _add_families(
         (),
     )
     corrections, time = _fit_time(bundle, rows, kernels)
-    power = bundle.power.as_module_power()
+    power = as_module_power(bundle.power)
     timed = replace(
         bundle, corrections=corrections, learned=LearnedFactors(learned.reference, time, {})
     )

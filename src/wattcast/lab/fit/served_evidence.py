@@ -24,6 +24,7 @@ from wattcast.calibrate.table_coefficients import TABLE
 from wattcast.core.arrays import sweep_values
 from wattcast.hardware import Gpu
 from wattcast.lab.fit.served_rows import PROMPT_TOKENS, ServedRow
+from wattcast.power.module_power import as_module_power
 from wattcast.predictor.api import predict
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.prediction import Prediction
@@ -82,7 +83,7 @@ def _read_row(
     for module in modules:
         joules = step_j[module] + prompts_a_step / _PROMPTS * prompt_j[module]
         own_w[module] = joules / row.step_s
-    idle_w = float(np.max(bundle.power.as_module_power().idle.power_w))
+    idle_w = float(np.max(as_module_power(bundle.power).idle.power_w))
     return EnergyEvidence(SERVING, row.power_w, idle_w, own_w)
 
 

@@ -75,6 +75,7 @@ from wattcast.lab.gpuwattch.energy_table import EnergyTable
 from wattcast.lab.gpuwattch.trace_reading import SimulatorDialect, dialect_counters
 from wattcast.power.activity import Activity, ActivitySource
 from wattcast.power.component_power import STATIC_NAMES
+from wattcast.power.module_power import as_module_power
 from wattcast.power.power_model import VoltageCurve
 from wattcast.predictor.api import find_gpu
 from wattcast.predictor.bundle.bundle_file import Bundle, shipped_bundle
@@ -473,7 +474,7 @@ class MeasuredChip:
     @property
     def voltage(self) -> VoltageCurve:
         """Relative core voltage by clock."""
-        return self.bundle.power.as_module_power().voltage
+        return as_module_power(self.bundle.power).voltage
 
 
 @cache
@@ -530,8 +531,8 @@ def _carry_values(
     their number and their top clock; the energy is that at the card's own top voltage."""
     parent_values = _read_measured_file().values
     parent_gpu = find_gpu(PARENT)
-    parent_power = parent.power.as_module_power()
-    power = bundle.power.as_module_power()
+    parent_power = as_module_power(parent.power)
+    power = as_module_power(bundle.power)
     values = {}
     for name, term in TERMS.items():
         energy_ratio = power.energy_j[term.module] / parent_power.energy_j[term.module]

@@ -25,7 +25,7 @@ from wattcast.core.strict_files import (
 from wattcast.hardware import Gpu, load_gpu
 from wattcast.kernels import LibraryStyle, reference_chip
 from wattcast.power.activity import known_events
-from wattcast.power.module_power import ModulePower
+from wattcast.power.module_power import ModulePower, as_module_power
 from wattcast.power.power_model import IdlePower, VoltageCurve
 from wattcast.predictor.bundle.bundle_file import (
     Bundle,
@@ -223,7 +223,7 @@ def forecast_bundle(gpu: Gpu) -> Bundle:
     assert parent is not None, "the bundle that all forecasts inherit from ships"
     forecast = _Forecast(gpu, rule, parent, load_gpu(rule.parent))
     architecture = forecast.architecture
-    parent_power = parent.power.as_module_power()
+    parent_power = as_module_power(parent.power)
     idle, idle_note = _forecast_idle(gpu, rule, parent_power.idle)
     voltage, voltage_note = _forecast_voltage(forecast, parent_power.voltage)
     notes = [*_describe_rule(forecast), idle_note, voltage_note, *_list_missing(gpu, rule)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from math import log, sqrt
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Protocol, TypeAlias
 
 from wattcast.core import Dtype
 from wattcast.workload import tensor_functions as functional
@@ -23,17 +23,49 @@ from wattcast.workload.symbolic_tensor import (
     reduce,
 )
 
-if TYPE_CHECKING:
-    from wattcast.workload.models.decoders import DecoderDims
-    from wattcast.workload.models.latent_decoders import LatentDims
-
-ExpertDims: TypeAlias = "DecoderDims | LatentDims"
 PickGroups: TypeAlias = list[tuple[int, int]]  # how many experts, and the rows of each of them
 TRAINED_ROWS = 32  # rows of an expert come in multiples of this: a block of MXFP8
 # Launches of a shared expert: the products in, their gate, the product out; eagerly gate and value
 # are products and a multiplication apart.
 _SHARED_LAUNCHES = 5
 _ENGINE_SHARED_LAUNCHES = 3
+
+
+class ExpertDims(Protocol):
+    """What is asked of the dimensions of a decoder with experts."""
+
+    @property
+    def hidden(self) -> int: ...  # width of the model
+
+    @property
+    def activation(self) -> str: ...  # of gate and value
+
+    @property
+    def experts(self) -> int: ...  # in all
+
+    @property
+    def experts_chosen(self) -> int: ...  # that a token visits
+
+    @property
+    def expert_intermediate(self) -> int: ...  # width of one
+
+    @property
+    def expert_bias(self) -> bool: ...  # added inside the products
+
+    @property
+    def router(self) -> str: ...  # how routing weights are made
+
+    @property
+    def router_wide(self) -> bool: ...  # routing weights stay fp32 until tokens are added up
+
+    @property
+    def router_renormalise(self) -> bool: ...  # weights of chosen experts add up to one
+
+    @property
+    def shared_intermediate(self) -> int: ...  # width of the expert every token visits
+
+    @property
+    def shared_gate(self) -> bool: ...  # it is weighed by a gate of its own
 
 
 def mix_experts(

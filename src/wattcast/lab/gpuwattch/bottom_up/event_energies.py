@@ -36,6 +36,7 @@ from wattcast.lab.gpuwattch.bottom_up.chip_units import (
 from wattcast.lab.gpuwattch.bottom_up.technology import BOTTOM_UP_PACKAGE
 from wattcast.lab.gpuwattch.energy_table import EnergyTable
 from wattcast.lab.gpuwattch.trace_reading import SimulatorDialect, dialect_counters
+from wattcast.power.module_power import as_module_power
 from wattcast.predictor.bundle.bundle_file import shipped_bundle
 from wattcast.report.figure_style import add_caption, new_figure
 from wattcast.report.text_tables import new_table, print_rows
@@ -373,7 +374,7 @@ def fitted_ratios(name: str = "h200") -> list[EnergyRatio]:
     if bundle is None:
         raise BadInput(f"no energies were fitted for {name}: there is nothing to compare with.")
     gpu = load_gpu(name)
-    theirs = bundle.power.as_module_power().energy_j
+    theirs = as_module_power(bundle.power).energy_j
     ours = module_event_energies(chip_design.build_chip(chip_design.design_from_gpu(gpu)), gpu)
     ratios = []
     for event, joule in ours.items():

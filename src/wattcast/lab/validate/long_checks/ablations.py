@@ -71,7 +71,7 @@ from wattcast.lab.fit.kernel_fit import (
 )
 from wattcast.lab.validate.kernel_checks import solve_relative
 from wattcast.power.activity import known_events
-from wattcast.power.module_power import ModulePower
+from wattcast.power.module_power import ModulePower, as_module_power
 from wattcast.power.power_model import IdlePower, VoltageCurve
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import (
@@ -584,7 +584,7 @@ def ideal_scaffold(bundle: Bundle) -> KernelFit:
     return KernelFit(
         ideal,
         bundle.clock_law,
-        bundle.power.as_module_power(),
+        as_module_power(bundle.power),
         dict(bundle.toggling),
         nothing,
     )
