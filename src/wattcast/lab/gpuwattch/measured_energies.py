@@ -414,12 +414,7 @@ def fit_measured_energies(folder: Path, gpu: str = PARENT) -> dict[str, Measured
     names = np.array([*parts[0].names, *parts[1].names])
     coefficients = (CONSTANT, ACTIVE, *TERMS)
     scale = relative.max(axis=0)
-    absent = [name for name, size in zip(coefficients, scale, strict=True) if size <= 0.0]
-    if absent:
-        raise BadInput(
-            f"{folder}: no row counts {', '.join(absent)}, so that no energy can be fitted to it. "
-            "Add microbenchmarks or operators that do."
-        )
+    _check_every_counter(coefficients, scale, folder)
 
     def solve(weight: Array) -> Array:
         root = np.sqrt(weight)
@@ -433,6 +428,20 @@ def fit_measured_energies(folder: Path, gpu: str = PARENT) -> dict[str, Measured
         ends = (best[place], min(low[place], best[place]), max(high[place], best[place]))
         values[name] = MeasuredValue(*(float(f"{end:.5g}") for end in ends))
     return values
+
+
+def _check_every_counter(
+    coefficients: Sequence[str],
+    largest: Array,
+    folder: Path,
+) -> None:
+    """Refuse a fit in which no row has something to fit a coefficient to."""
+    absent = [name for name, size in zip(coefficients, largest, strict=True) if size <= 0.0]
+    if absent:
+        raise BadInput(
+            f"{folder}: no row counts {', '.join(absent)}, so that no energy can be fitted to it. "
+            "Add microbenchmarks or operators that do."
+        )
 
 
 def _resample_benchmarks(names: Array) -> Iterator[Array]:
