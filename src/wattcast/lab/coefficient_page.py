@@ -10,6 +10,7 @@ from pathlib import Path
 
 from wattcast.coefficients import list_subjects
 from wattcast.coefficients.coefficient_entries import Coefficient, read_subject
+from wattcast.lab.module_commands import require_page, run_module
 
 HEAD = """# Coefficients
 
@@ -43,5 +44,10 @@ def format_entry(name: str, entry: Coefficient) -> str:
     return "| " + " | ".join(str(cell) for cell in cells) + " |"
 
 
+def main() -> None:
+    """Write the page anew that the command line names."""
+    require_page(Path(sys.argv[1])).write_text(make_page(), encoding="utf-8")
+
+
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(make_page(), encoding="utf-8")
+    run_module(main)

@@ -48,6 +48,7 @@ from wattcast.lab.campaigns.operator_rows import (
     measure_burst_row,
     save_row,
 )
+from wattcast.lab.module_commands import run_module
 
 PLANS = Path(__file__).resolve().parent / "plans"
 # layers of the two models whose difference is one layer
@@ -270,4 +271,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_module(main)

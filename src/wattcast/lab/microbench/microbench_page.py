@@ -46,6 +46,7 @@ from wattcast.lab.microbench.unit_work import (
     find_idle_power_w,
     make_profile,
 )
+from wattcast.lab.module_commands import require_page, run_module
 
 NEAR_CAP = 0.97  # share of the power limit from which on the limit, not the card, sets the power
 MARK = re.compile(r"<!-- table: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
@@ -458,9 +459,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     gpu = load_gpu(options.gpu)
     results = (*read_shipped_results(gpu), *read_results(results_folder(gpu) / "multimedia.jsonl"))
-    page = options.page.read_text(encoding="utf-8")
+    page = require_page(options.page).read_text(encoding="utf-8")
     options.page.write_text(renew_tables(page, results, gpu), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    run_module(main)

@@ -22,6 +22,7 @@ from wattcast.calibrate.scoring import (
 )
 from wattcast.calibrate.table_fit import TableError, check_tables
 from wattcast.lab.fit.ship_calibrations import CARDS, table_folder
+from wattcast.lab.module_commands import require_measurements, run_module
 from wattcast.lab.validate.public_checks.newer_tables import collective_card_rows
 
 WHERE = "calibrated cards, shapes held out"
@@ -97,10 +98,11 @@ def main() -> None:
         help="folder of public rows",
     )
     options = parser.parse_args()
+    require_measurements(options.reference / "aiconfigurator")
     for row in card_rows(options.reference, lambda _: None, options.cards):
         figures = f"{row['n']:>5} rows  {row['mape']:>6.2f} %  forecast {row['floor']} %"
         print(f"{row['set']:60} {row['quantity']:32} {figures}  must {row['must']}")
 
 
 if __name__ == "__main__":
-    main()
+    run_module(main)

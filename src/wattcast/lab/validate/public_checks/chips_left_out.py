@@ -43,6 +43,7 @@ from wattcast.lab.fit.served_rows import (
     select_half,
 )
 from wattcast.lab.fit.served_steps import ask_row
+from wattcast.lab.module_commands import require_measurements, run_module
 from wattcast.lab.validate.public_checks.published_runs import (
     PUBLISHED_GPU,
     PublishedRun,
@@ -213,10 +214,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--reference", type=Path, required=True)
     options = parser.parse_args()
+    require_measurements(options.reference / "energaizer")
     for row in left_out_rows(options.reference, lambda _: None):
         figures = f"{row['mape']:>6.2f} %  inside {row['coverage']} %"
         print(f"{row['set']:42} {row['quantity']:28} {row['n']:>3} judged {figures}", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    run_module(main)

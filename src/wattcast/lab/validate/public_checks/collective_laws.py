@@ -23,10 +23,12 @@ from scipy.optimize import least_squares
 from wattcast.core import Dtype
 from wattcast.core.arrays import Array
 from wattcast.hardware import Gpu, load_gpu
+from wattcast.lab.module_commands import require_measurements, run_module
 from wattcast.lab.validate.public_checks.collective_checks import (
     CARDS,
     CollectiveTiming,
     as_rows,
+    newest_table,
     read_collective_table,
 )
 from wattcast.predictor.link_laws import (
@@ -101,12 +103,28 @@ def link_byte_per_s(gpu: Gpu) -> float:
     return float(np.mean(byte_per_s))
 
 
-def main(folder: Path) -> None:
+def find_table(folder: Path, stem: str) -> Path:
+    """Return the newest table of a card; refuse a folder that has none."""
+    table = newest_table(folder, stem)
+    return require_measurements(folder / f"{stem}.nccl-VERSION.csv") if table is None else table
+
+
+def main() -> None:
+    """Fit the laws to the tables of a folder, or draw the held-out rows into a second folder."""
+    folder, *drawn = map(Path, sys.argv[1:])
+    if drawn:
+        figure = draw_held_out(folder)
+        figure.savefig(drawn[0] / "collectives.png", dpi=110, bbox_inches="tight")
+    else:
+        print_laws(folder)
+
+
+def print_laws(folder: Path) -> None:
     """Print the law of each card as YAML, and how far it is from the rows it was fitted to."""
     for stem, name in CARDS.items():
         gpu = load_gpu(name)
         linked = gpu.links.nvlink_byte_per_s is not None
-        path = next(iter(sorted(folder.glob(f"{stem}.nccl-*.csv"))))
+        path = find_table(folder, stem)
         timings = [row for row in read_collective_table(path) if not row.held_out and row.judged]
         law, left_out = _fit_with_folds(gpu, timings)
         error = _relative_errors(law, timings, link_byte_per_s(gpu) / 2)
@@ -161,7 +179,7 @@ def draw_held_out(folder: Path) -> Figure:
         laws = load_laws()
         law = laws.links.get(gpu.architecture, laws.pcie)
         both_ways = link_byte_per_s(gpu)
-        timings = read_collective_table(next(iter(sorted(folder.glob(f"{stem}.nccl-*.csv")))))
+        timings = read_collective_table(find_table(folder, stem))
         for colour, gpus in zip(("C0", "C1", "C2"), (2, 4, 8), strict=True):
             rows = [
                 t
@@ -200,9 +218,4 @@ def draw_held_out(folder: Path) -> Figure:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 2:
-        draw_held_out(Path(sys.argv[1])).savefig(
-            Path(sys.argv[2]) / "collectives.png", dpi=110, bbox_inches="tight"
-        )
-    else:
-        main(Path(sys.argv[1]))
+    run_module(main)

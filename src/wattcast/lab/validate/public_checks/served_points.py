@@ -36,6 +36,7 @@ from wattcast.calibrate.scoring import (
 )
 from wattcast.calibrate.table_files import system_name
 from wattcast.core.errors import WattcastError
+from wattcast.lab.module_commands import require_measurements, run_module
 from wattcast.predictor.bundle.calibrated import USUAL_ENGINE
 from wattcast.serving.simulate_serving import simulate
 
@@ -282,6 +283,7 @@ def main() -> None:
     )
     parser.add_argument("--gpu", help="those of one card alone")
     options = parser.parse_args()
+    require_measurements(options.reference / TABLE)
     points, left_out = read_points(options.reference)
     for reason, count in sorted(left_out.items()):
         print(f"left out, {count} rows: {reason}")
@@ -307,4 +309,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_module(main)
