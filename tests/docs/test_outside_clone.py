@@ -43,6 +43,7 @@ ELSEWHERE = (
     "minutes",
     "metrics of a service",
     "a card of yours",
+    "counters of yours",
 )
 # modules of the lab that take minutes and more, or measure on a GPU
 MODULES_ELSEWHERE = (
@@ -57,7 +58,8 @@ PACKAGES = {
 }
 # what a sentence says that names data which are not there
 LACKS = re.compile(
-    r"cannot be read|expected an existing|expected a folder with|missing column|no such|WATTCAST_REFERENCE|in the repository|no .* rows",
+    r"cannot be read|expected an existing|expected a folder with|missing column|no such"
+    r"|WATTCAST_REFERENCE|in the repository|no .* rows",
     re.IGNORECASE,
 )
 
