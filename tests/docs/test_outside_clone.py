@@ -44,6 +44,8 @@ ELSEWHERE = (
     "metrics of a service",
     "a card of yours",
     "counters of yours",
+    "rows of yours",
+    "the hall of the page",
 )
 # modules of the lab that take minutes and more, or measure on a GPU
 MODULES_ELSEWHERE = (
