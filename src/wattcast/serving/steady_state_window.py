@@ -24,7 +24,7 @@ from wattcast.serving.arrivals import Trace
 from wattcast.serving.plan_coefficients import PLAN
 
 
-class ServedRun(Protocol):
+class RequestTimes(Protocol):
     """What is asked of a simulated run."""
 
     @property
@@ -60,7 +60,7 @@ class SteadyState:
         return self.power_w / self.output_tokens_per_s
 
 
-def find_steady_state(result: ServedRun) -> SteadyState | None:
+def find_steady_state(result: RequestTimes) -> SteadyState | None:
     """Find the steady state of a run; None where too few requests end before the last arrives."""
     arrival_s = result.trace.arrival_s
     ended_s = result.last_token_s
@@ -88,7 +88,7 @@ def find_steady_state(result: ServedRun) -> SteadyState | None:
     )
 
 
-def _count_in_engine(result: ServedRun, moment_s: float) -> int:
+def _count_in_engine(result: RequestTimes, moment_s: float) -> int:
     """Count the requests that have arrived and not ended at a moment."""
     arrived = int((result.trace.arrival_s <= moment_s).sum())
     return arrived - int((result.last_token_s <= moment_s).sum())
@@ -113,7 +113,7 @@ def _has_growing_queue(
     return after - before > max(chance, PLAN.growth_share * arrived)
 
 
-def _count_tokens(result: ServedRun, moments_s: Array) -> Array:
+def _count_tokens(result: RequestTimes, moments_s: Array) -> Array:
     """Count the output tokens up to each moment; a request yields its tokens evenly after its
     first.
     """

@@ -583,13 +583,44 @@ class BuiltChip:
         one_port = ArrayPorts(1)
         ports = ArrayPorts(d.ports)
         tech = self.tech
-        self.instruction = _cache_cost(tech, d, d.instruction, "instruction cache", one_port)
-        self.data = _cache_cost(tech, d, d.data, "L1 data cache", ports)
-        self.constant = _cache_cost(tech, d, d.constant, "constant cache", ports)
-        self.texture = _cache_cost(tech, d, d.texture, "texture cache", ports)
+        self.instruction = _cache_cost(
+            tech,
+            d,
+            d.instruction,
+            "instruction cache",
+            one_port,
+        )
+        self.data = _cache_cost(
+            tech,
+            d,
+            d.data,
+            "L1 data cache",
+            ports,
+        )
+        self.constant = _cache_cost(
+            tech,
+            d,
+            d.constant,
+            "constant cache",
+            ports,
+        )
+        self.texture = _cache_cost(
+            tech,
+            d,
+            d.texture,
+            "texture cache",
+            ports,
+        )
         self.l2 = None
         if d.l2:
-            self.l2 = _cache_cost(tech, d, d.l2, "L2 cache", one_port, is_l2=True)
+            self.l2 = _cache_cost(
+                tech,
+                d,
+                d.l2,
+                "L2 cache",
+                one_port,
+                is_l2=True,
+            )
 
     def _build_shared_memory(self) -> None:
         """Build shared memory and the crossbar from its banks to the lanes."""
