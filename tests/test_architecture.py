@@ -31,6 +31,7 @@ ORDER = [
     *["lab", "web", "cli"],
 ]
 LAB_ORDER = [
+    "module_commands",  # a file below all rooms: it runs a module as a command
     *["campaigns", "fit", "counter_models", "gpuwattch", "microbench"],
     *["validate", "paper_figures"],
 ]
