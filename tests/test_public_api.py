@@ -58,7 +58,7 @@ def test_import_is_silent_and_the_wheel_says_that_it_is_typed() -> None:
     wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"][
         "targets"
     ]["wheel"]
-    assert wheel == {"packages": ["src/wattcast"]}  # all files below, unless git ignores them
+    assert wheel["packages"] == ["src/wattcast"]  # all files below, unless git ignores them
     assert (ROOT / "src" / "wattcast" / "py.typed").is_file()
     ignored = subprocess.run(
         ["git", "check-ignore", "src/wattcast/py.typed"], cwd=ROOT, capture_output=True

@@ -314,32 +314,31 @@ DEFICIENT = {
 
 
 def test_a_simulated_trace_is_drawn_where_asked(call, tmp_path: Path) -> None:
-    from importlib.resources import as_file, files
-
     from wattcast.lab.gpuwattch.trace_reading import SimulatorDialect, dialect_counters
 
     columns = [counter.column for counter in dialect_counters(SimulatorDialect.GPUWATTCH)]
     rows = ["".join(f"{(7 * i + 3 * k) % 100:f}," for k in range(len(columns))) for i in range(12)]
     (tmp_path / "m.log").write_text("\n".join([",".join(columns), *rows]) + "\n")
-    demo = files("wattcast.lab.gpuwattch") / "demo"
-    with as_file(demo / "architecture.yaml") as config, as_file(demo / "energies.yaml") as energies:
-        argv = [
-            "lab",
-            "power-trace",
-            str(tmp_path / "m.log"),
-            "--config",
-            str(config),
-            "--energies",
-            str(energies),
-        ]
-        argv += [
-            "--out",
-            str(tmp_path / "out"),
-            "--sample-cycles",
-            "500",
-            "--no-parquet",
-            "--no-figure",
-        ]
-        done = call(*argv, "--plot", str(tmp_path / "parts.svg"))
+    chip = Path(__file__).parents[2] / "examples" / "made_up_chip"
+    config = chip / "architecture.xml"
+    energies = chip / "energies.yaml"
+    argv = [
+        "lab",
+        "power-trace",
+        str(tmp_path / "m.log"),
+        "--config",
+        str(config),
+        "--energies",
+        str(energies),
+    ]
+    argv += [
+        "--out",
+        str(tmp_path / "out"),
+        "--sample-cycles",
+        "500",
+        "--no-parquet",
+        "--no-figure",
+    ]
+    done = call(*argv, "--plot", str(tmp_path / "parts.svg"))
     assert done.code == 0, done.err
     assert (tmp_path / "parts.svg").read_bytes().startswith(b"<?xml")

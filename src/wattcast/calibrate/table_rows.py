@@ -93,6 +93,8 @@ def held_out(ops: Iterable[Operator]) -> Mask:
 
     All formats, routings, windows and libraries of a shape are held out together.
 
+    >>> from wattcast.core import Dtype
+    >>> from wattcast.workload.operator_types import Linear
     >>> held_out([Linear(m, 512, 512, dtype=Dtype.BF16) for m in (6, 7, 8, 9, 10, 12)]).tolist()
     [False, True, False, True, False, False]
     """

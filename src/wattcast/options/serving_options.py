@@ -81,9 +81,7 @@ class Traffic:
             parse=parse_seconds,
         ),
     ] = 600.0
-    requests: Annotated[
-        int | None, Option("Number of requests or conversations, instead of --seconds.")
-    ] = None
+    requests: Annotated[int | None, Option("Requests, instead of --seconds.")] = None
     concurrency: Annotated[
         int | None,
         Option("Clients that wait, instead of --rate.", least=1, most=1 << 20),

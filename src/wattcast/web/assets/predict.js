@@ -30,7 +30,10 @@ export const predictSlot = new Slot(
     if (!found) return;
     view.now = found;
     view.room = view.power = view.kernel = null;
-    for (const id of ["power", "kernel"]) dim(id)(true); // pictures of the question before
+    for (const id of ["power", "kernel"]) { // pictures of the question before
+      if (inSight) dim(id)(true);
+      else $(id).replaceChildren();
+    }
     $("answer").classList.remove("stale");
     drawPredict();
     if (!isList(config())) roomSlot.refresh();
