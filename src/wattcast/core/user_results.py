@@ -158,7 +158,9 @@ def make_frame(rows: Iterable[Row], library: str | None = None) -> Any:
             return frames.DataFrame(columns, strict=False)
         return frames.DataFrame(columns)
     if library == "pandas":
-        raise MissingTool("a pandas data frame needs pandas, which is not installed.")
+        raise MissingTool(
+            "a pandas data frame needs pandas, which is not installed. Install it: pip install 'wattcast[pandas]'."
+        )
     raise MissingTool(
         "a data frame needs polars or pandas. Install it: pip install 'wattcast[explore]', "
         "or pandas."
