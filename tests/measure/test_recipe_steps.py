@@ -1,0 +1,60 @@
+"""The study of training recipes without a GPU: what is planned, drawn and masked."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch (CPU build) is not installed")
+pytest.importorskip("transformers", reason="transformers is not installed")
+sys.path.insert(0, str(Path(__file__).parents[2] / "studies" / "training_rows"))
+
+import measure_recipe_rows as study
+import recipe_variants as variants
+
+
+def test_held_out_rows_share_no_shape_with_those_that_are_fitted_to() -> None:
+    rows = {name: study.read_recipe_plan(name) for name in ("fitting", "held-out")}
+    shapes = {
+        name: {(spec.model, spec.batch, spec.seq, spec.plan["recipe"]) for spec in specs}
+        for name, specs in rows.items()
+    }
+    assert not shapes["fitting"] & shapes["held-out"]
+    assert len(rows["held-out"]) >= 16
+    fitted_kinds = {spec.plan["recipe"] for spec in rows["fitting"]}
+    assert {spec.plan["recipe"] for spec in rows["held-out"]} == fitted_kinds
+
+
+def test_documents_fill_what_they_are_packed_into() -> None:
+    lengths = variants.draw_lengths(16384, 1024)
+    assert sum(lengths) == 16384
+    assert len(lengths) == 16
+    assert max(lengths) > 2 * min(lengths)
+    assert lengths == variants.draw_lengths(16384, 1024)
+
+
+def test_the_longest_sequence_of_a_padded_batch_fills_it() -> None:
+    lengths = variants.draw_padded_lengths(8, 1024, 640)
+    assert max(lengths) == 1024
+    assert sum(lengths) / 8 == pytest.approx(640, abs=1)
+
+
+def test_padding_is_masked_and_counts_in_no_loss() -> None:
+    plan = {"recipe": "padded", "documents": 6}
+    tokens = torch.ones(2, 8, dtype=torch.long)
+    inputs = variants.add_inputs(plan, {"input_ids": tokens, "labels": tokens}, "cpu")
+    assert inputs["labels"][1].tolist() == [1, 1, 1, 1, -100, -100, -100, -100]
+    assert inputs["attention_mask"].shape == (2, 1, 8, 8)
+    assert inputs["attention_mask"][1, 0, 7].tolist() == [True] * 4 + [False] * 4
+    assert not inputs["attention_mask"][0, 0, 0, 1:].any()
+
+
+@pytest.mark.slow
+def test_recipes_take_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("packed-qwen3", "padded-qwen3", "conv-resnet50-256", "long-full"):
+        study.run_dry(study.read_recipe_plan(only=name)[:1])
+    lines = [line for line in capsys.readouterr().err.splitlines() if "losses" in line]
+    assert len(lines) == 4
+    assert all(line.endswith("finite True") for line in lines)
