@@ -41,7 +41,7 @@ def draw_lengths(total: int, mean: int) -> list[int]:
 def draw_padded_lengths(batch: int, seq: int, mean: int) -> list[int]:
     """Return lengths of sequences of a padded batch: evenly apart, the longest fills ``seq``."""
     step = 2 * (seq - mean) / max(batch - 1, 1)
-    return [max(int(seq - step * place), SHORTEST) for place in range(batch)]
+    return [max(int(seq - step * place), 1) for place in range(batch)]
 
 
 def build_network(model: str, precision: str, device: str) -> Any:
