@@ -42,6 +42,7 @@ REQUEST_FIELDS = (
     "arrival_s",
     "user",
     "turn",
+    "pause_s",
     "prompt_tokens",
     "cached_tokens",
     "output_tokens",
@@ -69,6 +70,8 @@ def collect_serving(folder: Path) -> Iterator[dict[str, Any]]:
         columns = {}
         for name in REQUEST_FIELDS:
             columns[name] = [request.get(name, 0) for request in requests[row["id"]]]
+        if not row["users"]:
+            del columns["pause_s"]
         yield {
             "id": row["id"],
             "kind": "serving",

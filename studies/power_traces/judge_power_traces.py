@@ -5,11 +5,22 @@ Run: ``PYTHONPATH=src python studies/power_traces/judge_power_traces.py``. The r
 ``talk``) and by ``measure_training_trace.py``; no model among them was fitted, and nothing was
 changed in view of them before they were judged once.
 
-What is told: the boards, the models, the users and the lengths of their requests (or when requests of an open
-load came, and their lengths), the engine's cache, and how long a checkpoint took. What is predicted: requests, latencies, tokens, watts, and the series.
+What is told: the boards, the models, the engine's cache, and what a log of requests says of those who
+asked: when requests of an open load came and their lengths, or the user, turn, lengths and pause before
+each request of a closed loop. Of a training job: its settings, and after which steps it wrote
+checkpoints for how long. What is predicted: latencies, tokens, watts, and the series.
 
 The energy counter of a card steps every 100 ms. Both series are brought to 250 ms and to a second
-by their sums."""
+by their sums.
+
+Rules for the shapes ``tide``, ``rounds``, ``pauses`` and ``crowd`` (glm-4-9b, granite-3.3-8b-fp8-kv8,
+ernie-4.5-21b-a3b, gemma-3-4b) and for training jobs beside them, written before any was measured:
+
+- ``BOUNDS`` are the bounds; beyond saturation (``crowd``) a token may be ``SATURATED_TPOT`` off.
+- R2 of the autocorrelation is asked of a run whose measured autocorrelation spreads by at least
+  sqrt(10 / n) over the lags, n the samples of 250 ms. That of noise spreads by 1 / sqrt(n)
+  (Bartlett): below the bound it alone would take more than a tenth of R2. Others are called flat.
+- Every run is judged once and listed, whatever comes out."""
 
 from __future__ import annotations
 
@@ -34,6 +45,7 @@ SHORT_S = 0.25
 LONG_S = 1.0
 LONGEST_LAG_S = 60.0
 SEED = 12
+ARRIVALS = ("arrival_s", "prompt_tokens", "output_tokens")
 TABLE_FIGURES = (
     "tokens/s",
     "J/token",
@@ -46,6 +58,35 @@ TABLE_FIGURES = (
     "p95 at 250 ms (W)",
     "peak at 1 s (W)",
 )
+
+
+BOUNDS = {
+    "tokens/s": 0.02,
+    "J/token": 0.03,
+    "ttft p50 (s)": 0.10,
+    "ttft p99 (s)": 0.20,
+    "tpot p50 (s)": 0.05,
+    "tpot p99 (s)": 0.10,
+    "step (s)": 0.03,
+    "mean power (W)": 0.03,
+    "p95 at 250 ms (W)": 0.05,
+    "peak at 1 s (W)": 0.05,
+}
+SATURATED_TPOT = 0.12
+LEAST_R2 = 0.9
+
+
+class Memory(NamedTuple):
+    """How the autocorrelation of a run is explained, and whether it is more than that of noise."""
+
+    explained: float
+    spread: float  # of the measured autocorrelation over the lags
+    noise: float  # that spread for independent samples
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether noise takes at most a tenth of the variance that is to be explained."""
+        return self.spread >= 10**0.5 * self.noise
 
 
 class Figure(NamedTuple):
@@ -114,13 +155,14 @@ def compare_series(
 
 def explain_autocorrelation(
     measured: MeanPower, predicted: MeanPower, measured_s: float, predicted_s: float
-) -> float:
+) -> Memory:
     """Return R2 of the predicted autocorrelation over lags of 0.25 s to 60 s or half of the run."""
     series = (measured.sample(SHORT_S, measured_s), predicted.sample(SHORT_S, predicted_s))
     longest = min(LONGEST_LAG_S / SHORT_S, min(len(watts) for watts in series) / 2)
     lags = np.arange(1, int(longest))
     true, forecast = (list_autocorrelations(watts, lags) for watts in series)
-    return 1.0 - float(((true - forecast) ** 2).sum() / ((true - true.mean()) ** 2).sum())
+    explained = 1.0 - float(((true - forecast) ** 2).sum() / ((true - true.mean()) ** 2).sum())
+    return Memory(explained, float(true.std()), len(series[0]) ** -0.5)
 
 
 def name_gpu(run: dict[str, Any]) -> str:
@@ -129,7 +171,7 @@ def name_gpu(run: dict[str, Any]) -> str:
     return f"h200-{board}"
 
 
-def judge_serving(run: dict[str, Any]) -> tuple[list[Figure], float]:
+def judge_serving(run: dict[str, Any]) -> tuple[list[Figure], Memory]:
     """Simulate the users of a run."""
     spec = load_measured_model(run["model"])
     with tempfile.TemporaryDirectory() as folder:
@@ -170,52 +212,34 @@ def _tell_load(run: dict[str, Any], folder: Path) -> dict[str, Any]:
         options["quantization"] = engine["quantization"]
     if engine["kv_dtype"] != "auto":
         options["kv_dtype"] = engine["kv_dtype"]
-    if not load["users"]:
-        return options | {"trace": _write_arrivals(folder, requests)}
-    options |= {
-        "concurrency": load["users"],
-        "ramp": f"{load['ramp_s']:g}s",
-        "seconds": load["duration_s"],
-        **_write_lengths(folder, requests),
-    }
-    if load["think_s"]:
-        options["think_time"] = f"exponential:mean={load['think_s']:g}s"
-    if load["turns"] > 1:
-        options |= {"turns": load["turns"], "turn_pause": options["think_time"]}
-    return options
+    columns = ARRIVALS
+    if load["users"]:
+        requests.setdefault("pause_s", _find_pauses(requests))
+        columns = (*ARRIVALS, "user", "turn", "pause_s")
+    return options | {"trace": _write_trace(folder, requests, columns)}
 
 
-def _write_arrivals(folder: Path, requests: dict[str, Array]) -> str:
-    """Write when requests came, and their tokens."""
-    columns = ("arrival_s", "prompt_tokens", "output_tokens")
+def _find_pauses(requests: dict[str, Array]) -> Array:
+    """Return how long after the answer before each user sent a request."""
+    order = np.lexsort((requests["arrival_s"], requests["user"]))
+    answered_s = np.concatenate([[0.0], requests["last_token_s"][order][:-1]])
+    pause_s = np.maximum(requests["arrival_s"][order] - answered_s, 0.0)
+    pause_s[np.diff(requests["user"][order], prepend=-1) != 0] = 0.0
+    pauses = np.empty(len(order))
+    pauses[order] = pause_s
+    return pauses
+
+
+def _write_trace(folder: Path, requests: dict[str, Array], columns: tuple[str, ...]) -> str:
+    """Write what was asked, when and by whom: nothing of how it was answered."""
     rows = zip(*(requests[name].tolist() for name in columns), strict=True)
-    path = folder / "arrivals.csv"
+    path = folder / "requests.csv"
     lines = [",".join(columns), *(",".join(str(value) for value in row) for row in rows)]
     path.write_text("\n".join(lines) + "\n")
     return str(path)
 
 
-def _write_lengths(folder: Path, requests: dict[str, Array]) -> dict[str, str]:
-    """Write the tokens of first turns, of what later turns add, and of answers."""
-    order = np.lexsort((requests["arrival_s"], requests["user"]))
-    turn = requests["turn"][order]
-    prompt = requests["prompt_tokens"][order]
-    output = requests["output_tokens"][order]
-    is_first = turn == 0
-    columns = {"prompt": prompt[is_first], "output": output}
-    if not is_first.all():
-        said_before = np.concatenate([[0], prompt[:-1] + output[:-1]])
-        follows = ~is_first & (np.concatenate([[-1], turn[:-1]]) == turn - 1)
-        columns["turn_prompt"] = np.maximum((prompt - said_before)[follows], 1)
-    paths = {}
-    for name, tokens in columns.items():
-        path = folder / f"{name}.csv"
-        path.write_text("\n".join(str(count) for count in tokens.tolist()) + "\n")
-        paths[name] = str(path)
-    return paths
-
-
-def judge_training(run: dict[str, Any]) -> tuple[list[Figure], float]:
+def judge_training(run: dict[str, Any]) -> tuple[list[Figure], Memory]:
     """Predict the job of a run; its storage is told by how long a checkpoint took."""
     job = run["job"]
     steps = len(run["steps_s"])
@@ -253,7 +277,7 @@ def judge_training(run: dict[str, Any]) -> tuple[list[Figure], float]:
     return figures, explain_autocorrelation(*series, *lengths_s)
 
 
-def judge_run(run: dict[str, Any]) -> tuple[list[Figure], float]:
+def judge_run(run: dict[str, Any]) -> tuple[list[Figure], Memory]:
     """Return the figures of a run, and R2 of its autocorrelation."""
     return judge_training(run) if run["kind"] == "training" else judge_serving(run)
 
@@ -265,28 +289,49 @@ def read_runs() -> list[dict[str, Any]]:
 
 def print_figures(run: dict[str, Any]) -> None:
     """Print every figure of a run, measured and predicted."""
-    figures, explained = judge_run(run)
+    figures, memory = judge_run(run)
     print(f"\n{run['id']} on board {run['card']['board']}")
     for figure in figures:
         values = f"{figure.measured:10.4g} {figure.predicted:10.4g}"
         print(f"  {figure.name:22} {values} {figure.error:+8.1%}")
-    print(f"  {'R2 of autocorrelation':22} {explained:21.3f}")
+    asked = "" if memory.is_asked else "  (flat)"
+    print(f"  {'R2 of autocorrelation':22} {memory.explained:21.3f}{asked}")
 
 
 def format_row(run: dict[str, Any]) -> str:
     """Return the errors of a run as a row of the table in the documentation."""
-    figures, explained = judge_run(run)
+    figures, memory = judge_run(run)
     errors = {figure.name: f"{figure.error:+.1%}" for figure in figures}
     cells = [errors.get(name, "") for name in TABLE_FIGURES]
     board = run["card"]["board"].rpartition("-")[2]
-    return " | ".join(["", f"{run['id']} ({board})", *cells, f"{explained:.2f}", ""]).strip()
+    explained = f"{memory.explained:.2f}" if memory.is_asked else "flat"
+    return " | ".join(["", f"{run['id']} ({board})", *cells, explained, ""]).strip()
+
+
+def list_misses(run: dict[str, Any]) -> Iterator[str]:
+    """Yield what lies outside the bounds."""
+    figures, memory = judge_run(run)
+    for figure in figures:
+        bound = BOUNDS.get(figure.name, float("inf"))
+        if "load-crowd" in run["id"] and figure.name.startswith("tpot"):
+            bound = SATURATED_TPOT
+        if abs(figure.error) > bound:
+            yield f"{figure.name} {figure.error:+.1%} (bound {bound:.0%})"
+    if memory.is_asked and memory.explained < LEAST_R2:
+        yield f"R2 {memory.explained:.2f} (bound {LEAST_R2})"
 
 
 def main() -> None:
     """Print every figure of every run, or the table of the documentation."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--table", action="store_true", help="the table of the documentation")
-    if not parser.parse_args().table:
+    parser.add_argument("--misses", action="store_true", help="what is outside its bounds")
+    options = parser.parse_args()
+    if options.misses:
+        for run in read_runs():
+            print(f"{run['id']}: {'; '.join(list_misses(run)) or 'all within'}")
+        return
+    if not options.table:
         for run in read_runs():
             print_figures(run)
         return

@@ -15,7 +15,8 @@ from wattcast.serving.arrivals import draw_times, draw_trace, make_trace
 from wattcast.serving.closed_loop import ServedSessions, list_route_keys, serve_sessions
 from wattcast.serving.prefix_cache import SharedPath
 from wattcast.serving.request_plan import EngineSettings
-from wattcast.serving.request_sessions import draw_sessions, make_closed_loop
+from wattcast.serving.request_sessions import draw_sessions, make_closed_loop, replay_users
+from wattcast.serving.trace_files import parse_trace
 
 
 def serve(traffic, shape=None, talk=None, costs=None, settings=None, **more) -> ServedSessions:
@@ -139,6 +140,85 @@ def test_clients_take_the_requests_of_a_trace() -> None:
     served = serve_sessions(sessions, make_costs(), EngineSettings())
     assert sorted(served.trace.prompt_tokens) == sorted(trace.prompt_tokens)
     assert served.last_token_s.max() < trace.arrival_s[-1]
+
+
+USERS = b"""arrival_s,prompt_tokens,output_tokens,user,turn,pause_s
+0.0,4,2,ann,0,0
+0.0,4,2,bob,0,0
+9.0,8,1,ann,1,0.001
+9.5,6,1,bob,0,0.5
+"""
+
+
+def test_users_of_a_trace_ask_what_they_asked_by_hand() -> None:
+    """Steps as in ``test_two_clients_by_hand``: both have their answers after 3 ms.
+
+    Ann's second turn is sent a millisecond later and runs alone: 1.8 ms for 8 tokens. Bob's next one
+    is sent half a second after his answer. Neither comes when it once did, after 9 s.
+    """
+    sessions = replay_users(parse_trace(USERS, "log.csv"), None)
+    served = serve_sessions(sessions, make_costs(), EngineSettings())
+    np.testing.assert_allclose(served.trace.arrival_s, [0, 0, 0.004, 0.503])
+    np.testing.assert_allclose(served.last_token_s, [0.003, 0.003, 0.0058, 0.5046])
+    assert served.trace.session is not None
+    assert served.trace.session.tolist() == [0, 1, 0, 2]
+
+
+def test_a_faster_engine_is_asked_the_same_in_the_same_order() -> None:
+    rows = b"arrival_s,prompt_tokens,output_tokens,user,pause_s\n"
+    random = np.random.default_rng(3)
+    for number in range(60):
+        prompt, output = random.integers(8, 200, 2)
+        rows += f"{number},{prompt},{output},{number % 5},{random.random():.3f}\n".encode()
+    trace = parse_trace(rows, "log.csv")
+    runs = [
+        serve_sessions(replay_users(trace, None), costs, EngineSettings())
+        for costs in (make_costs(), make_costs(host=real_host()))
+    ]
+    asked = []
+    for served in runs:
+        assert len(served.trace) == 60
+        assert served.trace.user is not None
+        own = served.trace.user == 2
+        asked.append(served.trace.prompt_tokens[own].tolist())
+        pauses_s = served.trace.arrival_s[own][1:] - served.last_token_s[own][:-1]
+        assert served.trace.pause_s is not None
+        np.testing.assert_allclose(pauses_s, served.trace.pause_s[own][1:], atol=1e-9)
+    assert asked[0] == asked[1]
+    assert not np.allclose(runs[0].last_token_s, runs[1].last_token_s)
+
+
+def test_lines_of_json_name_users_as_tables_do() -> None:
+    lines = (
+        b'{"arrival_s": 0, "prompt_tokens": 4, "output_tokens": 2, "user": "ann", "pause_s": 0}\n'
+        b'{"arrival_s": 9, "prompt_tokens": 8, "output_tokens": 1, "user": "ann", "pause_s": 0.5}\n'
+    )
+    sessions = replay_users(parse_trace(lines, "log.jsonl"), None)
+    served = serve_sessions(sessions, make_costs(), EngineSettings())
+    assert served.trace.arrival_s[1] == pytest.approx(served.last_token_s[0] + 0.5)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"concurrency": 2}, "nothing else about users"),
+        ({"rate": 2.0}, "nothing else about users"),
+        ({"turns": 3}, "nothing else about users"),
+        ({"prefill_replicas": 1}, "compute prompts themselves"),
+    ],
+)
+def test_a_trace_with_users_answers_all_about_them(tmp_path, options, says) -> None:
+    path = tmp_path / "log.csv"
+    path.write_bytes(USERS)
+    with pytest.raises(BadInput, match=says):
+        wattcast.simulate("llama3-8b", "h200", trace=path, **options)
+
+
+def test_pauses_are_seconds_of_at_least_zero() -> None:
+    with pytest.raises(BadInput, match="pause_s"):
+        parse_trace(USERS.replace(b"0.5", b"-0.5"), "log.csv")
+    with pytest.raises(BadInput, match="pause_s"):
+        parse_trace(USERS.replace(b",0.5", b",soon"), "log.csv")
 
 
 def test_seeds_draw_other_requests_and_one_seed_the_same() -> None:

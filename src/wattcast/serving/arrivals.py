@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +39,9 @@ class Trace:
 
     ``prefix_id`` groups prompts that begin alike; -1 stands for none. ``hash_ids`` names the blocks
     of ``hash_tokens`` tokens of each prompt: equal names begin alike up to the end of that block.
-    ``session`` and ``turn`` number the conversations and their requests.
+    ``session`` and ``turn`` number the conversations and their requests. With ``user`` and
+    ``pause_s``, a user sends the first request when it arrives, and each later one so long after the
+    answer to the one before.
     """
 
     arrival_s: Array
@@ -48,6 +51,8 @@ class Trace:
     name: str = ""
     session: Counts | None = None
     turn: Counts | None = None
+    user: Counts | None = None
+    pause_s: Array | None = None
     hash_ids: tuple[tuple[int, ...], ...] | None = None
     hash_tokens: int = 512
 
@@ -64,6 +69,8 @@ class Trace:
             raise bad_value(where, expected, float(self.arrival_s[-1]))
         _check_tokens(self.prompt_tokens, f"{where}: prompt_tokens")
         _check_tokens(self.output_tokens, f"{where}: output_tokens")
+        if self.pause_s is not None and not (self.pause_s >= 0.0).all():
+            raise bad_value(f"{where}: pause_s", "seconds of at least 0", "others")
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -90,15 +97,18 @@ class Trace:
     ) -> Trace:
         """Return the requests of these rows, which arrive at these moments."""
         hash_ids = self.hash_ids
+        optional: dict[str, Any] = {}
+        for name in ("session", "turn", "user", "pause_s"):
+            values = getattr(self, name)
+            optional[name] = None if values is None else values[rows]
         return replace(
             self,
             arrival_s=arrival_s,
             prompt_tokens=self.prompt_tokens[rows],
             output_tokens=self.output_tokens[rows],
             prefix_id=self.prefix_id[rows],
-            session=None if self.session is None else self.session[rows],
-            turn=None if self.turn is None else self.turn[rows],
             hash_ids=None if hash_ids is None else tuple(hash_ids[row] for row in rows.tolist()),
+            **optional,
         )
 
 

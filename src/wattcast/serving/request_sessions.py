@@ -4,7 +4,8 @@ A *session* is a conversation: its turns are requests, and a turn is sent a paus
 to the turn before. Its prompt is all that was said so far, and new text. A session of one turn is a
 plain request. Sessions begin at times of their own (an open loop), or a fixed number of *clients*
 takes them one after another (a closed loop): a client that had the last answer of a session thinks
-for a while and takes the next session that nobody has taken.
+for a while and takes the next session that nobody has taken. Users of a trace take their own sessions
+in the order in which they did.
 """
 
 from __future__ import annotations
@@ -48,12 +49,14 @@ class Sessions:
     requests: Trace  # in the order of sessions and turns; arrivals are not known yet
     session: Counts  # (request,)
     pause_s: Array  # (request,) after the turn before; of a first turn, before a client sends it
-    begin_s: Array | None  # (session,) in an open loop
+    # (session,) in an open loop; of users, infinite where a session waits for the one before
+    begin_s: Array | None
     clients: int = 0  # of a closed loop
     ramp_s: float = 0.0  # in which clients begin, evenly spread
     stop_s: float = math.inf  # from when on nothing is sent
     shared_tokens: int = 0  # of text that all prompts begin with
     redraw: Callable[[int], Sessions] | None = None  # so many sessions, where more may be needed
+    user: Counts | None = None  # (session,) who alone takes it, one after another
 
     @property
     def first_requests(self) -> Counts:
@@ -67,7 +70,37 @@ def is_interactive(traffic: Traffic, talk: Conversations) -> bool:
     if traffic.think_time not in (0, 0.0, "0") and traffic.concurrency is None:
         raise bad_value("think_time", "clients that think (--concurrency)", "none")
     has_turns = str(talk.turns).strip() != "1"
-    return bool(traffic.concurrency or traffic.ramp_s or talk.shared_prefix or has_turns)
+    is_closed = traffic.concurrency is not None or has_users(traffic)
+    return bool(is_closed or traffic.ramp_s or talk.shared_prefix or has_turns)
+
+
+def has_users(traffic: Traffic) -> bool:
+    """Whether a trace says who asked, and how long after the answer before."""
+    return isinstance(traffic.trace, Trace) and traffic.trace.pause_s is not None
+
+
+def replay_users(trace: Trace, most_tokens: int | None) -> Sessions:
+    """Let the users of a trace ask what they asked, each as long after an answer as they did."""
+    if most_tokens is not None:
+        trace = trace.select(trace.prompt_tokens + trace.output_tokens <= most_tokens)
+    assert trace.user is not None
+    rows = np.lexsort((trace.arrival_s, trace.user))
+    ordered = trace.reorder(rows, np.zeros(len(rows)))
+    user, turn, pause_s = ordered.user, ordered.turn, ordered.pause_s
+    assert user is not None
+    assert turn is not None
+    assert pause_s is not None
+    is_other_user = np.diff(user, prepend=-1) != 0
+    is_first = is_other_user | (turn == 0)
+    session = np.cumsum(is_first) - 1
+    begin_s = np.where(is_other_user, trace.arrival_s[rows], np.inf)[is_first]
+    return Sessions(
+        replace(ordered, session=session),
+        session,
+        pause_s,
+        begin_s,
+        user=user[is_first],
+    )
 
 
 def make_closed_loop(
@@ -251,6 +284,7 @@ class SessionRun:
         self._session = sessions.session.tolist()
         self._pause_s = sessions.pause_s.tolist()
         self._first = sessions.first_requests.tolist()
+        self._user = None if sessions.user is None else sessions.user.tolist()
         self._next = 0  # session that no client has taken
         self.is_exhausted = False  # a client found no session left
 
@@ -258,7 +292,8 @@ class SessionRun:
         """Return the requests that wait for no other, with the moments they are sent."""
         begin_s = self.sessions.begin_s
         if begin_s is not None:
-            return list(zip(begin_s.tolist(), self._first, strict=True))
+            beginning = zip(begin_s.tolist(), self._first, strict=True)
+            return [(moment_s, request) for moment_s, request in beginning if moment_s < math.inf]
         clients = self.sessions.clients
         ramp_s = self.sessions.ramp_s
         starting = [
@@ -276,7 +311,12 @@ class SessionRun:
         """Return the request that follows one with its last token, and when it is sent."""
         later = request + 1
         is_turn = later < len(self._session) and self._session[later] == self._session[request]
-        if not is_turn:
+        if not is_turn and self._user is not None:
+            if later == len(self._session):
+                return None
+            if self._user[self._session[later]] != self._user[self._session[request]]:
+                return None
+        elif not is_turn:
             if not self.sessions.clients:
                 return None
             if self._next == len(self._first):

@@ -67,8 +67,10 @@ from wattcast.serving.request_plan import (
 from wattcast.serving.request_sessions import (
     Sessions,
     draw_sessions,
+    has_users,
     is_interactive,
     make_closed_loop,
+    replay_users,
 )
 from wattcast.serving.serving_result import ServingResult
 from wattcast.serving.step_costs import StepCosts
@@ -199,10 +201,10 @@ def _draw_loads(
     most_tokens: int | None,
 ) -> _DrawnLoads:
     """Draw the requests of each seed, and drop those of more than ``most_tokens``."""
-    traffic = chosen[Traffic]
+    traffic = _read_traffic(chosen)
     force = chosen[SettingOptions].force
     if is_interactive(traffic, chosen[Conversations]):
-        return _DrawnLoads(_make_sessions(chosen, None if force else most_tokens))
+        return _DrawnLoads(_make_sessions(traffic, chosen, None if force else most_tokens))
     traces = _make_traces(traffic, chosen[RequestShape])
     is_set = chosen[EngineOptions].max_model_len is not None
     accepted = [
@@ -293,14 +295,27 @@ def _limit_length(
     return engine.max_model_len
 
 
-def _make_sessions(chosen: ParsedOptions, most_tokens: int | None) -> list[Sessions]:
-    """Return the sessions of each seed."""
+def _read_traffic(chosen: ParsedOptions) -> Traffic:
+    """Return the traffic that was asked for, with the requests of its trace."""
     traffic = chosen[Traffic]
+    if traffic.trace is None or isinstance(traffic.trace, Trace):
+        return traffic
+    return replace(traffic, trace=read_trace(traffic.trace))
+
+
+def _make_sessions(
+    traffic: Traffic,
+    chosen: ParsedOptions,
+    most_tokens: int | None,
+) -> list[Sessions]:
+    """Return the sessions of each seed."""
     shape = chosen[RequestShape]
-    if traffic.trace is not None and traffic.concurrency is not None:
-        trace = traffic.trace
-        trace = trace if isinstance(trace, Trace) else read_trace(trace)
-        return [make_closed_loop(trace, traffic, most_tokens)] * traffic.seeds
+    if has_users(traffic):
+        _check_users_alone(traffic, chosen)
+        assert isinstance(traffic.trace, Trace)
+        return [replay_users(traffic.trace, most_tokens)] * traffic.seeds
+    if isinstance(traffic.trace, Trace) and traffic.concurrency is not None:
+        return [make_closed_loop(traffic.trace, traffic, most_tokens)] * traffic.seeds
     if traffic.trace is not None:
         expected = "--concurrency or nothing beside a trace, which brings its own requests"
         raise bad_value("simulate", expected, "conversations or a ramp")
@@ -317,11 +332,23 @@ def _make_sessions(chosen: ParsedOptions, most_tokens: int | None) -> list[Sessi
     ]
 
 
+def _check_users_alone(traffic: Traffic, chosen: ParsedOptions) -> None:
+    """Refuse options that a trace with users answers itself."""
+    talk = chosen[Conversations]
+    is_drawn = talk != Conversations() or traffic.concurrency or traffic.ramp_s
+    if is_drawn or traffic.rate_per_s is not None:
+        expected = "nothing else about users beside a trace whose columns user and pause_s say it"
+        do = "Leave out --rate, --concurrency, --ramp and what makes conversations."
+        raise bad_value("simulate", expected, "more", do)
+    if chosen[Deployment].prefill_replicas:
+        expected = "engines that compute prompts themselves, with users in a trace"
+        raise bad_value("prefill_replicas", expected, chosen[Deployment].prefill_replicas)
+
+
 def _make_traces(traffic: Traffic, shape: RequestShape) -> list[Trace]:
     """Return the requests of each seed, drawn at a rate or read from a trace."""
-    if traffic.trace is not None and traffic.rate_per_s is None:
-        trace = traffic.trace
-        return [trace if isinstance(trace, Trace) else read_trace(trace)] * traffic.seeds
+    if isinstance(traffic.trace, Trace) and traffic.rate_per_s is None:
+        return [traffic.trace] * traffic.seeds
     if traffic.trace is not None or traffic.rate_per_s is None:
         count = "neither" if traffic.trace is None else "both"
         raise bad_value("simulate", "either a rate or a trace (--rate, --trace)", count)

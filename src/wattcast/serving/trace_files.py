@@ -6,6 +6,9 @@ BurstGPT (``Timestamp, Model, Request tokens, Response tokens``) are recognised 
 Mooncake's JSON Lines (``timestamp`` in milliseconds, ``input_length``, ``output_length``,
 ``hash_ids``: equal names of blocks of 512 tokens are equal beginnings) by their first line. So are
 request logs of others, whose columns have one of the usual names.
+
+Files of ours may say who asked: ``user``, ``pause_s`` (after the answer before) and, in conversations,
+``turn``. Requests then wait for answers as they did, whenever these come.
 """
 
 from __future__ import annotations
@@ -89,7 +92,8 @@ def parse_trace(data: bytes, name: str) -> Trace:
         places = [header.index(column) for column in columns]
         if form == "wattcast" and "prefix_id" in header:
             places.append(header.index("prefix_id"))
-        return _read_table(rows, places, name, form)
+        trace = _read_table(rows, places, name, form)
+        return _read_users(trace, rows, header, name) if form == "wattcast" else trace
     log_places = _find_log_columns(header)
     if log_places is not None:
         return _read_table(rows, log_places, name, "log")
@@ -138,6 +142,55 @@ def _read_table(
     if form != "log":  # which start at any hour
         answered_s = answered_s - answered_s.min()
     return make_trace(answered_s, prompts[answered], outputs[answered], name=where)
+
+
+def _read_users(
+    trace: Trace,
+    rows: Sequence[Sequence[str]],
+    header: list[str],
+    where: str,
+) -> Trace:
+    """Add who asked and how long after the answer before, where a table has both columns."""
+    if not {"user", "pause_s"} <= set(header):
+        return trace
+    filled_rows = [row for row in rows if row]
+    columns = {}
+    for name in ("arrival_s", "user", "pause_s", *({"turn"} & set(header))):
+        place = header.index(name)
+        if any(len(row) <= place for row in filled_rows):
+            raise bad_value(where, f"a value of {name} in every line", "too few fields")
+        columns[name] = [row[place].strip() for row in filled_rows]
+    turns = _read_numbers(columns["turn"], where, "turn") if "turn" in columns else None
+    return _add_users(
+        trace,
+        _read_numbers(columns["arrival_s"], where, "arrival"),
+        columns["user"],
+        _read_numbers(columns["pause_s"], where, "pause_s"),
+        turns,
+    )
+
+
+def _add_users(
+    trace: Trace,
+    arrival_s: Array,
+    users: Sequence[str | int],
+    pause_s: Array,
+    turns: Array | None,
+) -> Trace:
+    """Return a trace with who sent its requests; columns are in the order of the file.
+
+    A turn of 0 begins a conversation. Without turns each request is one of its own.
+    """
+    order = np.argsort(arrival_s, kind="stable")
+    numbers: dict[str, int] = {}
+    user = np.array([numbers.setdefault(str(name), len(numbers)) for name in users])[order]
+    turn = np.zeros(len(order)) if turns is None else turns[order]
+    return replace(
+        trace,
+        user=user,
+        pause_s=pause_s[order],
+        turn=turn.astype(np.int64),
+    )
 
 
 def _read_numbers(
@@ -211,6 +264,9 @@ class _TraceLine(msgspec.Struct):
     prompt_tokens: int
     output_tokens: int
     prefix_id: str | int | None = None
+    user: str | int | None = None
+    pause_s: float | None = None
+    turn: int = 0
 
 
 class _MooncakeLine(msgspec.Struct):
@@ -232,14 +288,18 @@ def _read_json_lines(data: bytes, where: str) -> Trace:
     columns = zip(
         *map(msgspec.structs.astuple, _decode_lines(filled, _TraceLine, where)), strict=True
     )
-    arrival_s, prompts, outputs, prefixes = columns
-    return make_trace(
+    arrival_s, prompts, outputs, prefixes, users, pauses, turns = columns
+    trace = make_trace(
         arrival_s,
         prompts,
         outputs,
         _number_prefixes(prefixes),
         where,
     )
+    if None in users or None in pauses:
+        return trace
+    pause_s = np.array(pauses, dtype=np.float64)
+    return _add_users(trace, np.array(arrival_s), users, pause_s, np.array(turns))
 
 
 def _decode_lines(

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from wattcast.core.errors import bad_value
+from wattcast.core.errors import bad_value, check_names
 from wattcast.lab.campaigns.length_distribution import LengthDistribution
 
 WHOLE_MODEL = 2**30  # a length that no model reaches
@@ -35,6 +35,7 @@ class ServedRequest:
     finished: bool = False
     user: int = 0
     turn: int = 0  # of a conversation, from 0
+    pause_s: float | None = None  # of a user, after the answer before
     cached_tokens: int = 0  # of the prompt, as the engine says
     ids: list[int] = field(default_factory=list)  # of the prompt, where it must be a certain one
     made_ids: list[int] = field(default_factory=list)
@@ -65,6 +66,8 @@ class ServedRequest:
                 "turn": self.turn,
                 "cached_tokens": self.cached_tokens,
             }
+        if self.pause_s is not None:
+            row["pause_s"] = round(self.pause_s, 6)
         if self.token_s:
             row |= {
                 "first_token_s": round(self.token_s[0], 6),
@@ -133,12 +136,14 @@ class LoadPoint:
     prompt: LengthDistribution  # new tokens of a request or of a turn
     output: LengthDistribution
     users: int = 0  # that wait for their answers; 0: arrivals that wait for nothing
-    think_s: float = 0.0  # mean of a user's exponential pause after an answer
+    think_s: float = 0.0  # mean of a user's pause after an answer
+    pause: str = "exponential"  # how pauses are spread; ``fixed``: all alike
     ramp_s: float = 0.0  # in which the users begin, one after another
     turns: int = 1  # of a conversation
     load: float = 0.0  # mean rate of arrivals as a share of the engine's capacity
     swing: float = 0.0  # of the rate around its mean, as a share of it: a sine
     period_s: float = 30.0  # of the swing
+    drain_s: float = 6.0  # after the last arrival, then requests under way are given up
     seed: int = 1
     why: str = ""
 
@@ -148,6 +153,7 @@ class LoadPoint:
             raise bad_value("a load", "users or a rate of arrivals", self.shape)
         if not 0.0 <= self.swing <= 1.0:
             raise bad_value("the swing of a load", "a share from 0 to 1", self.swing)
+        check_names("spread of pauses", (self.pause,), ("exponential", "fixed"))
 
     @property
     def kind(self) -> str:
@@ -224,6 +230,7 @@ class WaitingUsers:
         self._randoms = [np.random.default_rng([point.seed, user]) for user in range(point.users)]
         self._context: list[list[int]] = [[] for _ in range(point.users)]
         self._turn = [0] * point.users
+        self._pause_s = [0.0] * point.users
         starts_s = np.linspace(0.0, point.ramp_s, point.users, endpoint=False)
         self._due_s: dict[int, float] = dict(enumerate(starts_s.tolist()))
 
@@ -243,8 +250,10 @@ class WaitingUsers:
         is_last = request.turn + 1 >= self._point.turns
         self._turn[user] = 0 if is_last else request.turn + 1
         self._context[user] = [] if is_last else [*request.ids, *request.made_ids]
-        pause_s = self._point.think_s * float(self._randoms[user].standard_exponential())
-        self._due_s[user] = now_s + pause_s
+        is_fixed = self._point.pause == "fixed"
+        spread = 1.0 if is_fixed else float(self._randoms[user].standard_exponential())
+        self._pause_s[user] = self._point.think_s * spread
+        self._due_s[user] = now_s + self._pause_s[user]
 
     def _ask(
         self,
@@ -268,5 +277,6 @@ class WaitingUsers:
             output_tokens,
             user=user,
             turn=self._turn[user],
+            pause_s=self._pause_s[user],
             ids=ids,
         )

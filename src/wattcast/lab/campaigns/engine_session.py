@@ -64,7 +64,7 @@ from wattcast.measure.steady_state import (
 )
 from wattcast.measure.window_summary import summarise_window
 
-DRAIN_S = 6.0  # after the last arrival, then requests that are not finished are given up
+DRAIN_S = 6.0  # after the last of other arrivals, then requests under way are given up
 SPIN_S = 0.0003  # before an arrival, the last part of a wait is spent reading the clock
 QUANTILES = (50, 90, 99)
 
@@ -123,11 +123,12 @@ def serve_source(
     bench: engine_steps.EngineBench,
     source: RequestSource,
     duration_s: float,
+    drain_s: float = DRAIN_S,
 ) -> tuple[float, list[ServedRequest]]:
     """Run the requests of a source, and note in them how they went.
 
     Return the moment on the clock from which their times count, and the requests. What comes due
-    after ``duration_s`` is not sent; requests under way have ``DRAIN_S`` to end.
+    after ``duration_s`` is not sent; requests under way have ``drain_s`` to end.
     """
     recorder = bench.recorder
     engine = recorder.engine
@@ -152,7 +153,7 @@ def serve_source(
                 bench.sleep(min(pause_s - SPIN_S, 0.05))
         else:
             break
-        if now_s > duration_s + DRAIN_S:
+        if now_s > duration_s + drain_s:
             break
     return origin_s, served
 
@@ -213,13 +214,14 @@ def measure_source(
     source: RequestSource,
     duration_s: float,
     run: str,
+    drain_s: float = DRAIN_S,
 ) -> ServedRun:
     """Measure one serving run with the requests of a source."""
     recorder = bench.recorder
     recorder.clear()
     mark = bench.sampler.head
     bench.sleep(0.3)  # ticks of the idle engine before the first arrival
-    origin_s, served = serve_source(bench, source, duration_s)
+    origin_s, served = serve_source(bench, source, duration_s, drain_s)
     ended_s = recorder.clock()
     bench.synchronize()
     bench.sleep(0.25)  # the counter's next ticks
@@ -350,6 +352,7 @@ def _round_column(values: engine_steps.Array, name: str) -> list[float | None]:
 
 
 ROW_S = 4.5  # kept back for one more step row
+TAIL_S = 3.0  # kept back after a run for what it saves
 END_S = 4.0  # kept back for the end of the process, so that it is not ended from outside
 # Triton compiles a kernel anew for counts of tokens that are odd, or multiples of 2, 4, 8 or 16
 WARM_PROMPTS = (
@@ -372,6 +375,14 @@ WARM_PROMPTS = (
     6144,
     6145,
 )
+
+
+def _needs_s(point: engine_campaign.Point) -> float:
+    """Return the seconds that must be left for a row to be begun."""
+    if isinstance(point, StepPoint):
+        return ROW_S
+    drain_s = point.drain_s if isinstance(point, LoadPoint) else DRAIN_S
+    return point.duration_s + drain_s + TAIL_S
 
 
 @dataclass
@@ -415,10 +426,9 @@ class EngineSession:
                 return self.counts
         for point in self.request.list_points(self.model):
             name = engine_campaign.engine_row_id(self.model, point)
-            needs_s = ROW_S if isinstance(point, StepPoint) else point.duration_s + DRAIN_S + 3.0
             if name in self.done:
                 self.counts["on file"] += 1
-            elif self.left_s < needs_s:
+            elif self.left_s < _needs_s(point):
                 self.counts["left for another call"] += 1
             else:
                 self._measure(name, point)
@@ -535,7 +545,7 @@ class EngineSession:
         capacity_per_s = 0.0 if point.users else self._read_capacity(point)
         self.bench.recorder.engine.reset_prefix_cache()
         source = make_source(point, capacity_per_s, self.bench.prompt, self.bench.max_model_len)
-        served_run = measure_source(self.bench, source, point.duration_s, name)
+        served_run = measure_source(self.bench, source, point.duration_s, name, point.drain_s)
         return {"capacity_per_s": capacity_per_s} | self._keep_run(served_run)
 
     def _read_capacity(self, point: TrafficPoint | LoadPoint) -> float:
