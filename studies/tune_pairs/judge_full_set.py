@@ -1,8 +1,8 @@
 """Judge what ``wattcast lab tune`` predicted from ``ncu --set full`` of twenty programs.
 
 Run ``python studies/tune_pairs/judge_full_set.py`` for what was measured on an H200
-(``h200/seventh``; its card and versions are in ``runs.jsonl``), or on another folder of
-``measure_full_set.py``. It takes the predictions that were written there before anything was
+(``h200/seventh``; its card and versions are in ``runs.jsonl``), with ``--set eighth`` for the set
+after it, or on another folder of ``measure_full_set.py``. It takes the predictions that were written there before anything was
 measured. ``--again`` predicts with today's version instead, which is no held-out result, since
 `tune` was changed by this set.
 
@@ -41,8 +41,11 @@ from wattcast.lab.microbench.profile_sets import PipeRates
 from wattcast.lab.microbench.tuning import TuningReport, tune_export
 from wattcast.lab.microbench.unit_work import TIME
 
-PAIRS = HERE / "full_set_pairs.csv"
-MEASURED = HERE / "h200" / "seventh"
+PAIRS = {
+    "seventh": HERE / "full_set_pairs.csv",
+    "eighth": HERE / "eighth_set_pairs.csv",
+}
+MEASURED = {name: HERE / "h200" / name for name in PAIRS}
 ASKED = {"sign": (19, 20), "near": (17, 20), "first": (15, 18)}
 
 
@@ -146,9 +149,10 @@ def judge_first(version: ProgramVersion, prediction: dict[str, Any]) -> dict[str
 def judge_folder(
     folder: Path,
     again: bool = False,
+    which_set: str = "seventh",
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Judge every measured pair of a folder, and the first advice of every predicted program."""
-    versions = read_versions(PAIRS)
+    versions = read_versions(PAIRS[which_set])
     written = folder / "predictions.json"
     if again or not written.exists():
         plain = folder / "before_full.csv"
@@ -173,11 +177,13 @@ def judge_folder(
 def main() -> None:
     """Print one line a pair and the counts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, nargs="?", default=MEASURED)
+    parser.add_argument("folder", type=Path, nargs="?")
+    parser.add_argument("--set", choices=list(PAIRS), default="seventh", dest="which_set")
     parser.add_argument("--again", action="store_true", help="predict with today's version")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    pairs, firsts = judge_folder(options.folder, options.again)
+    folder = options.folder or MEASURED[options.which_set]
+    pairs, firsts = judge_folder(folder, options.again, options.which_set)
     if options.json:
         print(json.dumps({"pairs": pairs, "first_advice": firsts}, indent=1))
         return

@@ -10,8 +10,10 @@ Compute, from the repository's root. The steps come in this order, each with a l
 
 Nothing of a program after its change is seen before it was predicted. ``full_set_pairs.csv`` names
 the programs, with the advice that an expert would give first; two of them are as good as they can
-be, so that none is due. ``judge_full_set.py`` has the rule. ``--dry-run`` compiles the kernels and
-measures nothing; ``--steps 34`` runs some of the steps. Clocks are never set.
+be, so that none is due. ``eighth_set_pairs.csv``, which is measured unless ``--set seventh`` is
+given, has other programs, written when `tune` had been mended by the first ones.
+``judge_full_set.py`` has the rule. ``--dry-run`` compiles the kernels and measures nothing;
+``--steps 34`` runs some of the steps. Clocks are never set.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import gettempdir
 
@@ -39,8 +42,14 @@ from wattcast.measure.cuda_device import compile_cubin
 from wattcast.measure.sampler import make_child_environment
 from wattcast.measure.steady_state import SettlingRule, say
 
-PAIRS = HERE / "full_set_pairs.csv"
-KERNELS = HERE / "full_set_kernels.cu"
+PAIRS = {
+    "seventh": HERE / "full_set_pairs.csv",
+    "eighth": HERE / "eighth_set_pairs.csv",
+}
+KERNELS = {
+    "seventh": HERE / "full_set_kernels.cu",
+    "eighth": HERE / "eighth_set_kernels.cu",
+}
 LIMITS_S = {"full": 75.0, "measure": 85.0, "times": 25.0}
 WRITE_S = 15.0  # ncu writes its report after the program has ended
 RULE = SettlingRule(
@@ -55,15 +64,38 @@ TIMES = (
 )
 
 
-def read_cubin(out: Path, architecture: str = "sm_90") -> bytes:
+def read_cubin(
+    out: Path,
+    which_set: str,
+    architecture: str = "sm_90",
+) -> bytes:
     """Compile the kernels, or read what was compiled for this folder before."""
-    kept = Path(gettempdir()) / f"full_set_{out.resolve().name}_{KERNELS.stat().st_size}.cubin"
+    source = KERNELS[which_set]
+    kept = Path(gettempdir()) / f"full_set_{out.resolve().name}_{source.stat().st_size}.cubin"
     if not kept.exists():
-        kept.write_bytes(compile_cubin(KERNELS.read_text(), architecture, KERNELS.name))
+        kept.write_bytes(compile_cubin(source.read_text(), architecture, source.name))
     return kept.read_bytes()
 
 
-def run_profiler(out: Path, options: list[str], which: str, limit_s: float) -> None:
+@dataclass(frozen=True)
+class StudyRun:
+    """One run of the study: where its files go, and which set of programs it measures."""
+
+    out: Path
+    which_set: str
+
+    @property
+    def versions(self) -> list[ProgramVersion]:
+        """Every program of the set, before and after its change."""
+        return read_versions(PAIRS[self.which_set])
+
+
+def run_profiler(
+    run: StudyRun,
+    options: list[str],
+    which: str,
+    limit_s: float,
+) -> None:
     """Run the programs of this study under ``ncu``."""
     command = [
         find_ncu(),
@@ -71,7 +103,8 @@ def run_profiler(out: Path, options: list[str], which: str, limit_s: float) -> N
         *options,
         sys.executable,
         __file__,
-        *("--out", str(out), "--target", which, "--budget", f"{limit_s:.0f}"),
+        *("--out", str(run.out), "--set", run.which_set),
+        *("--target", which, "--budget", f"{limit_s:.0f}"),
     ]
     try:
         subprocess.run(
@@ -85,50 +118,48 @@ def run_profiler(out: Path, options: list[str], which: str, limit_s: float) -> N
         say("ncu did not end in time.")
 
 
-def profile_before(out: Path) -> None:
+def profile_before(run: StudyRun) -> None:
     """Collect the full set of every program before its change, and export it as users do."""
+    out = run.out
     report = out / "before_full.ncu-rep"
-    run_profiler(out, ["--set", "full", "-f", "-o", str(report)], "before", LIMITS_S["full"])
+    run_profiler(run, ["--set", "full", "-f", "-o", str(report)], "before", LIMITS_S["full"])
     pages = {
-        "before_full.csv": ["--print-units", "base"],
-        "before_full_instances.csv": [
-            *("--print-units", "base", "--print-metric-instances", "details"),
-            *("--metrics", "regex:sass__inst_executed"),
-        ],
+        "before_full.csv": ["--page", "raw", "--print-units", "base"],
+        "before_source.csv": ["--page", "source"],
     }
     for name, options in pages.items():
-        export = [find_ncu(), "--import", str(report), "--csv", "--page", "raw", *options]
+        export = [find_ncu(), "--import", str(report), "--csv", *options]
         with (out / name).open("w") as stream:
             subprocess.run(export, stdout=stream, check=False, timeout=40.0)
         say(f"{name}: {(out / name).stat().st_size} bytes")
 
 
-def predict_changes(out: Path, versions: list[ProgramVersion]) -> None:
+def predict_changes(run: StudyRun) -> None:
     """Write what `tune` says of every program before its change."""
     from judge_full_set import predict_programs  # needs the whole package, measuring does not
 
-    predictions = predict_programs(out / "before_full.csv", versions)
-    (out / "predictions.json").write_text(json.dumps(predictions, indent=1))
+    predictions = predict_programs(run.out / "before_full.csv", run.versions)
+    (run.out / "predictions.json").write_text(json.dumps(predictions, indent=1))
     say(f"{len(predictions)} programs predicted")
 
 
-def profile_times(out: Path) -> None:
+def profile_times(run: StudyRun) -> None:
     """Have the profiler take the time of all kernels, before and after."""
     options = ["--csv", "--page", "raw", "--print-units", "base"]
-    options += ["--metrics", ",".join(TIMES), "--log-file", str(out / "times.csv")]
-    run_profiler(out, options, "all", LIMITS_S["times"])
+    options += ["--metrics", ",".join(TIMES), "--log-file", str(run.out / "times.csv")]
+    run_profiler(run, options, "all", LIMITS_S["times"])
 
 
-def run_steps(out: Path, steps: str, versions: list[ProgramVersion]) -> int:
+def run_steps(run: StudyRun, steps: str) -> int:
     """Run the steps in order; one that fails is told and the next ones run."""
     measure_tune_pairs.RULE = RULE
-    cubin = read_cubin(out)
+    cubin = read_cubin(run.out, run.which_set)
     failed = 0
     work: dict[str, Callable[[], object]] = {
-        "1": lambda: profile_before(out),
-        "2": lambda: predict_changes(out, versions),
-        "3": lambda: measure_pairs(out, versions, LIMITS_S["measure"], cubin),
-        "4": lambda: profile_times(out),
+        "1": lambda: profile_before(run),
+        "2": lambda: predict_changes(run),
+        "3": lambda: measure_pairs(run.out, run.versions, LIMITS_S["measure"], cubin),
+        "4": lambda: profile_times(run),
     }
     for step in steps:
         began_s = time.monotonic()
@@ -145,14 +176,16 @@ def main() -> int:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--set", choices=list(PAIRS), default="eighth", dest="which_set")
     parser.add_argument("--steps", default="1234")
     parser.add_argument("--target", choices=["before", "all"], help="the process under ncu")
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--budget", type=float, default=75.0, help="seconds, of --target")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    versions = read_versions(PAIRS)
-    cubin = read_cubin(options.out)
+    run = StudyRun(options.out, options.which_set)
+    versions = run.versions
+    cubin = read_cubin(run.out, run.which_set)
     if options.target:
         chosen = [v for v in versions if options.target == "all" or v.change == "before"]
         count_pairs(chosen, options.budget, cubin)
@@ -162,7 +195,7 @@ def main() -> int:
         lacking = sorted(name for name in needed if name.encode() not in cubin)
         print(f"{len(versions)} versions, {len(needed)} kernels; lacking: {lacking}")
         return 4 if lacking else 0
-    return 4 if run_steps(options.out, options.steps, versions) else 0
+    return 4 if run_steps(run, options.steps) else 0
 
 
 if __name__ == "__main__":

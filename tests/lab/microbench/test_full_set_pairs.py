@@ -20,7 +20,7 @@ from wattcast.lab.microbench.profile_sets import PipeRates
 from wattcast.lab.microbench.tuning import JUDGES, tune_export
 from wattcast.lab.microbench.unit_work import KernelCounters
 
-VERSIONS = read_versions(PAIRS)
+VERSIONS = read_versions(PAIRS["seventh"])
 TIME = "gpu__time_duration.sum"
 
 
@@ -69,16 +69,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_the_set_has_a_pair_of_every_bottleneck() -> None:
-    """Twenty programs of one pair each; eighteen with an advice, one of each kind that there is."""
-    programs = {version.program for version in VERSIONS}
-    before = [version for version in VERSIONS if version.change == "before"]
+@pytest.mark.parametrize(
+    ("which_set", "later"), [("seventh", ["register tiles"]), ("eighth", ["caching"])]
+)
+def test_a_set_has_a_pair_of_every_bottleneck(which_set: str, later: list[str]) -> None:
+    """Twenty programs of one pair each; eighteen with an advice, one of each kind but ``later``."""
+    versions = read_versions(PAIRS[which_set])
+    programs = {version.program for version in versions}
+    before = [version for version in versions if version.change == "before"]
     assert len(programs) == len(before) == 20
-    assert len(VERSIONS) == 40
+    assert len(versions) == 40
     due = [version.advice.split("|")[0] for version in before if version.advice]
-    assert sorted(due) == sorted([*JUDGES, "fusion"])
+    assert sorted([*due, *later]) == sorted([*JUDGES, "fusion"])
     assert set(LAUNCH_JUDGES) < set(due)
-    changes = {v.program: v.change for v in VERSIONS if v.change != "before"}
+    changes = {v.program: v.change for v in versions if v.change != "before"}
     for version in before:
         if version.advice:
             assert changes[version.program] in version.advice.split("|")
@@ -108,13 +112,13 @@ def test_what_was_predicted_on_the_machine_is_judged(folder: Path) -> None:
 
 def test_what_was_measured_is_judged_from_the_repository() -> None:
     """The blind figures: 16 signs of 20, 13 near, 9 inside and 13 first advices of 18."""
-    pairs, firsts = judge_folder(MEASURED)
+    pairs, firsts = judge_folder(MEASURED["seventh"])
     assert len(pairs) == len(firsts) == 20
     counts = [sum(pair[name] for pair in pairs) for name in ("sign", "near", "inside")]
     assert counts == [16, 13, 9]
     due = [first for first in firsts if first["wanted"]]
     assert (sum(first["right"] for first in due), len(due)) == (13, 18)
-    run = json.loads((MEASURED / "runs.jsonl").read_text())
+    run = json.loads((MEASURED["seventh"] / "runs.jsonl").read_text())
     assert run["card_name"] == "NVIDIA H200"
     assert run["driver"]
 
@@ -123,7 +127,7 @@ def test_today_sees_what_the_full_set_shows() -> None:
     """Judges fell silent on a real export: its columns bear other names than those expected.
 
     `tune` was mended by this set, so that these are no blind figures."""
-    pairs, firsts = judge_folder(MEASURED, again=True)
+    pairs, firsts = judge_folder(MEASURED["seventh"], again=True)
     assert sum(pair["sign"] for pair in pairs) >= 20
     assert sum(pair["near"] for pair in pairs) >= 18
     assert sum(first["right"] for first in firsts) >= 16
@@ -134,7 +138,7 @@ def test_today_sees_what_the_full_set_shows() -> None:
 def test_a_real_export_lacks_nothing(tmp_path: Path) -> None:
     """Additions in the L2 and the heavy half of a pipe were missing, and waits were counted twice."""
     path = tmp_path / "full.csv"
-    path.write_bytes(gzip.decompress((MEASURED / "before_full.csv.gz").read_bytes()))
+    path.write_bytes(gzip.decompress((MEASURED["seventh"] / "before_full.csv.gz").read_bytes()))
     gpu = hardware.load_gpu("h200")
     report = tune_export(path, read_shipped_results(gpu), PipeRates.of(gpu))
     assert not report.missing
