@@ -352,23 +352,31 @@ KERNEL(extremes__barriers)
   }
 }
 
-// recurrence: 24576 steps of a recurrence with two terms; a loop of four stretches of 6144 steps, or one of 16 steps.
-template <int TURNS, int STEPS> __device__ __forceinline__ void recurrence(ARGUMENTS)
+// recurrence: 24576 steps of a recurrence with two terms; a loop over a stretch of 4096 steps, or over one of 16.
+#define FOUR(x) x x x x
+#define STEP(constant) \
+  next = __fadd_rn(__fmul_rn(factor, now), __fmul_rn(-0.75f, last)) + constant; \
+  last = now; \
+  now = next;
+#define STEPS_4(first) STEP(first) STEP(first + 0.001f) STEP(first + 0.002f) STEP(first + 0.003f)
+#define STEPS_16 STEPS_4(0.000f) STEPS_4(0.004f) STEPS_4(0.008f) STEPS_4(0.012f)
+#define STEPS_4096 FOUR(FOUR(FOUR(FOUR(STEPS_16))))
+KERNEL(recurrence__before)
 {
-  const float x = a[INDEX] - 0.5f;
-  float last = 1.0f, now = x;
+  const float factor = 1.5f * (a[INDEX] - 0.5f);
+  float last = 1.0f, now = factor, next;
 #pragma unroll 1
-  for (int turn = 0; turn < TURNS; ++turn)
-#pragma unroll
-    for (int k = 0; k < STEPS; ++k) {
-      const float next = 1.5f * x * now - 0.75f * last + 0.001f * (k % 16);
-      last = now;
-      now = next;
-    }
+  for (int turn = 0; turn < 6; ++turn) { STEPS_4096 }
   out[INDEX] = now;
 }
-KERNEL(recurrence__before) { recurrence<4, 6144>(a, b, out, room, n); }
-KERNEL(recurrence__instruction_cache) { recurrence<1536, 16>(a, b, out, room, n); }
+KERNEL(recurrence__instruction_cache)
+{
+  const float factor = 1.5f * (a[INDEX] - 0.5f);
+  float last = 1.0f, now = factor, next;
+#pragma unroll 1
+  for (int turn = 0; turn < 1536; ++turn) { STEPS_16 }
+  out[INDEX] = now;
+}
 
 // channels: sums of 48 channels of 524288 numbers, a block a channel, or 44.
 template <int PARTS> __device__ __forceinline__ void channels(ARGUMENTS)

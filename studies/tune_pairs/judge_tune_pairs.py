@@ -42,6 +42,7 @@ from wattcast.power.power_model import load_saved_model
 SAME_CLOCK = 0.01  # of two sustained loads, as a share
 NO_CHANGE = 0.03  # a change of time below this counts as none
 ALIAS = {"shared memory": "caching"}  # `tune` names both ways of keeping data near by one word
+LATER_ADVICE = ("register tiles",)  # that `tune` learned after these sets, which measure none
 NEAR = 0.20  # points of percent, as a share
 
 
@@ -153,14 +154,15 @@ def judge_first_advice(
     bursts: bool,
 ) -> dict[str, Any]:
     """Return whether the first advice is one of the two single changes of the program that saved
-    most time.
+    most time; advice that no set measures cannot be judged and is passed over.
     """
     single = [
         v for v in versions if v.program == program and v.change != "before" and "+" not in v.change
     ]
     before, single = rows[f"{program}: before"], [v for v in single if v.id in rows]
     best = sorted(single, key=lambda v: measure_change(before, rows[v.id], bursts)[0])[:2]
-    first = report.advice[0].bottleneck if report.advice else "nothing"
+    known = [line.bottleneck for line in report.advice if line.bottleneck not in LATER_ADVICE]
+    first = known[0] if known else "nothing"
     return {
         "program": program,
         "first": first,

@@ -13,10 +13,13 @@ from collections.abc import Callable, Sequence
 from wattcast.lab.microbench.code_changes import CodeChange
 from wattcast.lab.microbench.microbench_results import MicroRow, keep_first_rounds
 from wattcast.lab.microbench.unit_work import (
+    ARITHMETIC,
     NO_STALLS,
+    QUEUED_SHARE,
     SCHEDULERS,
     KernelProfile,
     UnitWork,
+    curve_ratio,
 )
 
 LAUNCH_METRICS = (
@@ -63,7 +66,11 @@ def judge_barriers(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange 
     if share < MUCH_WAITING:
         return None
     seen = f"{share:.0%} of the waiting is at barriers: warps of a block take different times"
-    return CodeChange("barriers", seen, wait=1.0 - share, unsure=True)
+    active = p.counters.active or 32.0
+    ratio = curve_ratio(results, "divergence", 32.0 / active, 1.0) if active < 31.0 else None
+    # few threads of a warp do what the others wait for: shared out, it takes fewer instructions
+    factor = dict.fromkeys((*ARITHMETIC, "issue", "products"), ratio) if ratio else {}
+    return CodeChange("barriers", seen, factor, wait=1.0 - share, unsure=True)
 
 
 def judge_instruction_fetch(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
@@ -87,13 +94,19 @@ def judge_small_grid(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChang
 
 
 def judge_tail(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
-    """The last wave of blocks leaves multiprocessors idle."""
+    """The last wave of blocks leaves multiprocessors idle.
+
+    Where warps wait for latency, each wave takes as long as a full one. Where units are busy, a
+    multiprocessor takes as long as it has blocks, and the ones with most of them set the time."""
     m = p.counters
     places = m["sm_count"] * m["resident_blocks"]
     waves = m["grid"] / places if places > 0.0 else 0.0
     if not 1.0 < waves < MOST_WAVES:
         return None
-    share = waves / math.ceil(waves)
+    each = m["grid"] / m["sm_count"]
+    by_blocks = each / math.ceil(each)
+    q = min(p.busy_share / by_blocks / QUEUED_SHARE, 1.0)  # units are busier before the tail
+    share = q * by_blocks + (1.0 - q) * waves / math.ceil(waves)
     if share >= LITTLE_TAIL:
         return None
     seen = f"{waves:.2f} waves of blocks: the last fills {waves % 1.0:.0%} of the places"

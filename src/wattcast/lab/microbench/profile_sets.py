@@ -198,29 +198,42 @@ def _add_access_sizes(metrics: Metrics) -> None:
     """Tell the size of accesses from the bytes that threads use of their sectors.
 
     ``--set full`` has no instructions by size. Accesses of a kernel are all taken as of the size
-    next to their mean; bytes of a sector that several threads share make it too small."""
+    next to their mean. Bytes of a sector that several threads share would make it too small: where
+    the L1 gives most sectors again, loads are taken as of the size of stores if that is larger."""
     names = [METRICS[name] for name in ACCESSES.values()]
     threads = metrics.get(METRICS["active_threads"])
     ways = (("ld", "loaded_sectors", "loads"), ("st", "stored_sectors", "stores"))
     if threads is None or any(name in metrics for name in names):
         return
-    used_byte = np.zeros_like(threads)
+    used_byte = {way: np.zeros_like(threads) for way, _, _ in ways}
+    lanes = {way: np.zeros_like(threads) for way, _, _ in ways}
     requests = np.zeros_like(threads)
     for way, sectors, accesses in ways:
         used = _read_used_bytes(metrics, way)
         if used is None or any(METRICS[name] not in metrics for name in (sectors, accesses)):
             continue
         # the ratio is no number where no sector was moved
-        used_byte = used_byte + np.nan_to_num(used) * np.nan_to_num(metrics[METRICS[sectors]])
+        used_byte[way] = np.nan_to_num(used) * np.nan_to_num(metrics[METRICS[sectors]])
+        lanes[way] = np.nan_to_num(metrics[METRICS[accesses]]) * np.maximum(threads, 1.0)
         requests = requests + np.nan_to_num(metrics[METRICS[accesses]])
     if not (requests > 0.0).any():
         return
-    lanes = np.maximum(requests * np.maximum(threads, 1.0), 1.0)
-    mean = used_byte / lanes
+    stored_byte = used_byte["st"] / np.maximum(lanes["st"], 1.0)
+    shared = _are_shared(metrics)
+    least_byte = np.where(shared, stored_byte * lanes["ld"], 0.0)
+    loaded_byte = np.maximum(used_byte["ld"], least_byte)
+    mean = (loaded_byte + used_byte["st"]) / np.maximum(lanes["ld"] + lanes["st"], 1.0)
     sizes = np.array(list(ACCESSES), dtype=float)
     nearest = np.abs(np.log2(np.maximum(mean, 0.5))[:, np.newaxis] - np.log2(sizes)).argmin(axis=1)
     for place, name in enumerate(names):
         metrics[name] = np.where(nearest == place, requests, 0.0)
+
+
+def _are_shared(metrics: Metrics) -> Array:
+    """Tell the kernels whose threads share words: the L1 gives most of their sectors again."""
+    loaded = np.nan_to_num(metrics.get(METRICS["loaded_sectors"], np.zeros(1)))
+    hit = np.nan_to_num(metrics.get(METRICS["hit_sectors"], np.zeros(1)))
+    return np.asarray(hit >= 0.5 * np.maximum(loaded, 1.0))
 
 
 def _read_used_bytes(metrics: Metrics, way: str) -> Array | None:

@@ -48,7 +48,6 @@ LEAST_SPREAD = 0.05  # of the time, to both sides
 LEAST_WAIT = (
     0.9  # waiting that a changed kernel keeps where it had as much, over what its units need
 )
-QUEUED_SHARE = 0.5  # of the time that a unit is busy, from which on waiting is queueing
 WORTH = 0.005  # a change of time or energy below this is not worth a line
 NEAR_LATENCY = 0.2  # latency of the L1 over that of L2 and DRAM
 # of an SM: resident at most, and those that hide arithmetic latency
@@ -75,6 +74,15 @@ SAME_BYTES = (
     0.03  # difference of bytes through the L2, as a share, that passes over the same data have
 )
 INDEPENDENT = 4.0  # instructions that a thread can have under way at once
+MOST_OUTPUTS = 4.0  # of a thread along one side of what it keeps in registers
+LEAST_REUSE = 4.0  # uses of a byte that the L1 got, from which on registers could keep it
+INDICES_OF_LOAD = 2.0  # integer instructions of an address of 64 bits
+LEAST_ARITHMETIC = 0.5  # floating-point instructions for a load, where outputs are computed of it
+WIDE_BYTE = 15.0  # of a thread and access, from which on accesses are as wide as can be
+LEAST_HIT = 0.5  # of the sectors that the L1 gives itself, where bytes are used again
+LIKE_SAVING = (
+    0.9  # of the most joules saved, from which on the change that saves more time is first
+)
 
 
 @dataclass(frozen=True)
@@ -122,7 +130,7 @@ def predict_time_s(
 
 
 def queued_share(profile: KernelProfile) -> float:
-    """Return the share of the waiting that is queueing: all with a unit busy ``QUEUED_SHARE`` and
+    """Return the share of the waiting that is queueing: all with a unit busy ``unit_work.QUEUED_SHARE`` and
     enough warps.
 
     Where warps wait for memory and read neighbouring words, enough of them have ``IN_FLIGHT_BYTE``
@@ -137,7 +145,7 @@ def queued_share(profile: KernelProfile) -> float:
         and sectors <= 1.1 * requests * (m.access_byte or 0.0)
     ):
         enough = max(IN_FLIGHT_BYTE * requests / (32.0 * sectors), enough)
-    return min(profile.busy_share / QUEUED_SHARE, 1.0) * min(
+    return min(profile.busy_share / unit_work.QUEUED_SHARE, 1.0) * min(
         MOST_WARPS * m.get("warps", 1.0) / enough, 1.0
     )
 
@@ -233,6 +241,9 @@ def _judge_divergence(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChan
     active = p.counters.active
     if active is None or active >= 31.0:
         return None
+    barrier = launch_judges.waiting_share(p, "barrier")
+    if barrier >= launch_judges.MUCH_WAITING:
+        return None  # others wait for these threads: a matter of barriers
     ratio = curve_ratio(results, "divergence", 32.0 / active, 1.0)
     if ratio is None:
         return None
@@ -240,7 +251,6 @@ def _judge_divergence(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChan
         (*unit_work.ARITHMETIC, "issue", "products"), ratio
     )  # as many warps start as before
     # a barrier is waited for as long as the slowest warp takes, which may be the diverged one
-    barrier = launch_judges.waiting_share(p, "barrier")
     seen = f"{active:.1f} of 32 threads of a warp active"
     wait = ratio[0] * (1.0 - barrier) + barrier
     return CodeChange("divergence", seen, factor, wait=wait)
@@ -327,7 +337,7 @@ def _judge_conversions(p: KernelProfile, results: Sequence[MicroRow]) -> CodeCha
     there.
     """
     if not p.counters.has("conversions_of_threads"):
-        return _suspect_conversions(p)
+        return _suspect_conversions(p, results)
     count = p.counters["conversions_of_threads"] / 32.0
     if (
         count <= 4.0 * p.counters["pipe_fp64"] or "special" not in p.work
@@ -345,21 +355,36 @@ def _judge_conversions(p: KernelProfile, results: Sequence[MicroRow]) -> CodeCha
     return CodeChange("conversions", f"{32.0 * count:.3g} conversions of threads", factor)
 
 
-def _suspect_conversions(p: KernelProfile) -> CodeChange | None:
+def _suspect_conversions(
+    p: KernelProfile,
+    results: Sequence[MicroRow],
+) -> CodeChange | None:
     """Say what conversions would cost if all instructions of a busy special unit were such.
 
     ``ncu --set full`` does not count conversions. One that is replaced by an addition leaves the
-    slots of issue as they are."""
+    slots of issue as they are, and gives the pipe of additions as many."""
     if "special" not in p.work or p.counters["pipe_fp64"] > 0.0:
         return None
     share = p.work["special"].seconds / p.time_s
-    if share < QUEUED_SHARE or launch_judges.count_divisions(p) > 0.0:
+    if share < unit_work.QUEUED_SHARE or launch_judges.count_divisions(p) > 0.0:
         return None
     seen = (
         f"the special unit is busy {share:.0%} of the time: if those are conversions, "
         "additions of 1.5·2^23 round as well"
     )
-    return CodeChange("conversions", seen, {"special": (0.0, 0.0)}, unsure=True)
+    added = {}
+    addition = keep_first_rounds(results).get("fp32_fma")
+    if addition is not None and addition.operation_s:
+        threads = 32.0 * p.counters["pipe_xu"]
+        each = UnitWork(addition.operation_s, addition.operation_above_idle_j or 0.0)
+        added["fp32"] = each.scaled(threads)
+    return CodeChange(
+        "conversions",
+        seen,
+        {"special": (0.0, 0.0)},
+        added,
+        unsure=True,
+    )
 
 
 def _judge_occupancy(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
@@ -386,7 +411,7 @@ def _judge_parallelism(p: KernelProfile, results: Sequence[MicroRow]) -> CodeCha
 
 def _judge_access_size(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
     mean = p.counters.access_byte
-    if mean is None or mean >= 15.0 or "dram" not in p.work or p.counters.reads_table:
+    if mean is None or mean >= WIDE_BYTE or "dram" not in p.work or p.counters.reads_table:
         return None
     time, energy = unit_work.access_ratio(p.counters, results)
     factor = {"dram": (1.0 / time, 1.0 / energy)}
@@ -454,6 +479,52 @@ def _judge_caching(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange 
     )
 
 
+def _judge_register_tiles(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
+    """Values that the L1 gives to many threads, or to one again and again, could stay in registers.
+
+    A thread with several outputs loads what these share once. Of R uses of a byte, outputs along
+    one of two sides share √R, and a thread has registers for few of them. Index arithmetic of the
+    loads goes with them."""
+    m = p.counters
+    reuse = m.reuse
+    hit = m["hit_sectors"] / m["loaded_sectors"] if m["loaded_sectors"] > 0.0 else 0.0
+    own = m.passes - m["shared_passes"]
+    if reuse < LEAST_REUSE or hit < LEAST_HIT or m.reads_table or "l1" not in p.work:
+        return None
+    arithmetic = m["pipe_fma"] + m["pipe_fp64"] + m["pipe_fp16"]
+    if (m.access_byte or 4.0) >= WIDE_BYTE:
+        return None  # a thread has as many values at once already
+    if own < 0.5 * m.passes or arithmetic < LEAST_ARITHMETIC * m["loads"]:
+        return None
+    # DRAM gives each byte once, unless it is in the L2 already; then the L2's bytes tell least
+    distinct_byte = min(m.get("dram_read", np.inf), m["l2_read"])
+    uses = reuse * m["l2_read"] / max(distinct_byte, 1.0)
+    left = max(1.0 / MOST_OUTPUTS, uses**-0.5)
+    gone = (1.0 - left) * m["loads"]
+    factor = {"l1": (1.0 - (1.0 - left) * own / m.passes,) * 2}
+    factor["launch"] = (1.0 / MOST_OUTPUTS,) * 2
+    if "l2" in p.work and m["l2_read"] + m["l2_written"] > 0.0:
+        again = 1.0 - max((reuse / uses) ** 0.5, 1.0 / MOST_OUTPUTS)
+        factor["l2"] = (1.0 - again * m["l2_read"] / (m["l2_read"] + m["l2_written"]),) * 2
+    indices = 0.0
+    for unit, pipe in (("int", "pipe_alu"), ("products", "pipe_fmaheavy")):
+        with_loads = min(INDICES_OF_LOAD * gone, (1.0 - left) * m[pipe])
+        if with_loads > 0.0:
+            factor[unit] = (1.0 - with_loads / m[pipe],) * 2
+            indices = max(indices, with_loads)
+    if m["instructions"] > 0.0:
+        factor["issue"] = (max(1.0 - (gone + indices) / m["instructions"], 0.0), 1.0)
+    q = queued_share(p)
+    return CodeChange(
+        "register tiles",
+        f"a byte that the L1 got is used {reuse:.0f} times; registers of a thread with several "
+        "outputs can keep it",
+        factor,
+        wait=q + (1.0 - q) * (1.0 - m.far_share * (1.0 - left)),
+        unsure=True,
+    )
+
+
 def _judge_spills(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
     """Values that do not fit into registers go to local memory and back, four sectors an access of
     a warp.
@@ -510,6 +581,10 @@ JUDGES: dict[
     "caching": (
         (*CACHE_COUNTERS, "dram_read", "loads", "wavefronts", "shared_passes"),
         _judge_caching,
+    ),
+    "register tiles": (
+        (*CACHE_COUNTERS, "loads", "wavefronts", "instructions"),
+        _judge_register_tiles,
     ),
     "spills": ((*LOCAL, "wavefronts", "instructions"), _judge_spills),
     "atomics": (("reduced_sectors",), _judge_atomics),
@@ -684,13 +759,20 @@ def rank_advice(
         changes = [change for change in judged if change is not None]
         single += [advise_change(p, [change]) for change in changes]
         pairs += [advise_change(p, both) for both in combinations(changes, 2)]
-    ranked = [
-        tuple(
-            sorted(
-                (a for a in each if max(abs(a.time), abs(a.energy)) >= WORTH),
-                key=lambda a: -a.saved_j,
-            )
-        )
-        for each in (single, pairs)
-    ]
-    return ranked[0], ranked[1]
+    return _order_advice(single), _order_advice(pairs)
+
+
+def _order_advice(advice: Sequence[TuningAdvice]) -> tuple[TuningAdvice, ...]:
+    """Order what is worth a line by joules saved, and by time among those that save about as
+    many.
+    """
+    left = [a for a in advice if max(abs(a.time), abs(a.energy)) >= WORTH]
+    left.sort(key=lambda a: -a.saved_j)
+    ordered = []
+    while left:
+        least_j = LIKE_SAVING * left[0].saved_j
+        alike = [a for a in left if a is left[0] or a.saved_j >= least_j > 0.0]
+        first = min(alike, key=lambda a: a.time)
+        ordered.append(first)
+        left.remove(first)
+    return tuple(ordered)

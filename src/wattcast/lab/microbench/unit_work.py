@@ -85,6 +85,7 @@ FUNCTION_LENGTH = 40.0  # fp64 instructions of a function at most
 MIXED_LENGTH = 2.0  # fp64 instructions for one conversion at most, in code that mixes formats
 ELSEWHERE = ("issue", "products", "launch")  # their joules are counted with other units
 EXPONENT = 3.0  # of units that work at the same time
+QUEUED_SHARE = 0.5  # of the time that a unit is busy, from which on waiting is queueing
 BUFFER_BYTE = 512 << 20  # ncu saves and restores what a kernel may write
 COUNTED_S = 4e-4  # of a counted launch
 COUNTED_FRAMES = 8
@@ -174,6 +175,13 @@ class KernelCounters(dict[str, float]):
         used_byte = 32.0 * self["loads"] * (self.access_byte or 4.0)
         scattered = self["loaded_sectors"] > 1.5 * used_byte / 32.0
         return scattered and used_byte > TABLE_REUSE * self.get("l2_read", np.inf)
+
+    @property
+    def reuse(self) -> float:
+        """Uses of a byte that came to a multiprocessor, by loads of global memory."""
+        used_byte = 32.0 * self["loads"] * (self.access_byte or 4.0)
+        fetched_byte = self["l2_read"]
+        return used_byte / fetched_byte if fetched_byte > 0.0 else 1.0
 
     @property
     def stretch_byte(self) -> float | None:
