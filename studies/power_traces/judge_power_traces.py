@@ -240,41 +240,55 @@ def _write_trace(folder: Path, requests: dict[str, Array], columns: tuple[str, .
 
 
 def judge_training(run: dict[str, Any]) -> tuple[list[Figure], Memory]:
-    """Predict the job of a run; its storage is told by how long a checkpoint took."""
+    """Predict the job of a run; its log tells after which steps it wrote checkpoints for how long.
+
+    The run ends with its last step: a checkpoint after it is not compared.
+    """
     job = run["job"]
     steps = len(run["steps_s"])
     global_batch = job["batch"] * job["accumulation"]
-    checkpoints_s = np.diff(run["checkpoints_s"], axis=-1)
-    predicted = wattcast.train(
-        run["model"],
-        name_gpu(run),
-        gpus=1,
-        seq=job["seq"],
-        global_batch=global_batch,
-        micro_batch=job["batch"],
-        tokens=float(steps * global_batch * job["seq"]),
-        stack=job["stack"],
-        master_weights=False,
-        gradient_byte=2,
-        sharding="none",
-        recompute="none",
-        loss_share=0.0,
-        host_share=0.0,
-        checkpoint_every=job["checkpoint_every"],
-        checkpoint_time=float(checkpoints_s.mean()),
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        predicted = wattcast.train(
+            run["model"],
+            name_gpu(run),
+            gpus=1,
+            seq=job["seq"],
+            global_batch=global_batch,
+            micro_batch=job["batch"],
+            tokens=float(steps * global_batch * job["seq"]),
+            stack=job["stack"],
+            master_weights=False,
+            gradient_byte=2,
+            sharding="none",
+            recompute="none",
+            loss_share=0.0,
+            host_share=0.0,
+            checkpoint_log=_write_checkpoints(Path(folder), run, steps),
+        )
     step_s = float(np.median(np.diff(run["steps_s"], axis=-1)))
     length_s = run["steps_s"][-1][1]
     series = (read_ticks(run["power"]), read_curves([trace_training(predicted)]))
-    # a run that was stopped ends with its last step: the checkpoint after it is not compared
-    unwritten = max(predicted.checkpoints - len(checkpoints_s), 0)
-    lengths_s = (length_s, 3600.0 * predicted.hours - unwritten * predicted.checkpoint_s)
+    lengths_s = (length_s, 3600.0 * predicted.hours)
     figures = [
         Figure("step (s)", step_s, predicted.step_s),
         Figure("run (s)", *lengths_s),
         *compare_series(*series, *lengths_s),
     ]
     return figures, explain_autocorrelation(*series, *lengths_s)
+
+
+def _write_checkpoints(folder: Path, run: dict[str, Any], steps: int) -> str | None:
+    """Write after which steps a job wrote checkpoints before its last one, and for how long."""
+    lines = ["step,seconds"]
+    for number, (begin_s, end_s) in enumerate(run["checkpoints_s"], start=1):
+        step = number * run["job"]["checkpoint_every"]
+        if step < steps:
+            lines.append(f"{step},{end_s - begin_s}")
+    if len(lines) == 1:
+        return None
+    path = folder / "checkpoints.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
 
 
 def judge_run(run: dict[str, Any]) -> tuple[list[Figure], Memory]:

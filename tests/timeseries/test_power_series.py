@@ -161,6 +161,58 @@ def test_half_a_checkpoint_gets_one_sentence(call, words: str, complaint: str) -
     assert complaint in end.err
 
 
+def test_checkpoints_of_a_log_come_when_and_as_long_as_it_says(tmp_path: Path) -> None:
+    options = {"gpus": 8, "tokens": "20M", "global_batch": 64}
+    plain = wattcast.train("llama3-8b", "h100-sxm", **options)
+    last = round(plain.steps)
+    path = tmp_path / "log.csv"
+    path.write_text(f"step,seconds\n3,4.5\n10,9\n{last},2\n")
+    job = wattcast.train("llama3-8b", "h100-sxm", checkpoint_log=path, **options)
+    assert job.checkpoints == 3
+    assert job.hours == pytest.approx(plain.hours + 15.5 / 3600.0)
+    curve = trace_training(job)
+    states = curve.states == state_code("checkpoint")
+    spans_s = np.diff(curve.moments_s)
+    np.testing.assert_allclose(spans_s[states], [4.5, 9.0, 2.0])
+    begins_s = curve.moments_s[:-1][states]
+    step_s = job.steps * job.step_s / last
+    before_s = np.array([0.0, 4.5, 13.5])
+    np.testing.assert_allclose(begins_s - before_s, step_s * np.array([3, 10, last]))
+    energy_j = curve.energy_until(np.array([curve.length_s])).sum()
+    assert energy_j == pytest.approx(job.energy_kwh * 3.6e6, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("4.5\n9\n", "a header with step and seconds"),
+        ("step,seconds\n", "at least one checkpoint"),
+        ("step,seconds\n3,4\n3,4\n", "line 3: expected a step after step 3"),
+        ("step,seconds\n3,soon\n", "line 2"),
+        ("step,seconds\n3,-1\n", "seconds above 0"),
+        ("step,seconds\n3\n", "as many fields"),
+        ("step,seconds\n1000000,4\n", "steps of this job"),
+    ],
+)
+def test_a_log_of_checkpoints_that_cannot_be_gets_one_sentence(
+    call, tmp_path: Path, text: str, complaint: str
+) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text(text)
+    words = f"train gpt2 --gpu h200 --gpus 1 --tokens 10M --checkpoint-log {path}"
+    end = call(*words.split())
+    assert end.code == 2
+    assert complaint in end.err
+    assert "Traceback" not in end.err
+
+
+def test_a_log_says_how_often_checkpoints_were_written(call, tmp_path: Path) -> None:
+    words = "train gpt2 --gpu h200 --gpus 1 --checkpoint-every 8 --checkpoint-time 9s"
+    end = call(*words.split(), "--checkpoint-log", str(tmp_path / "log.csv"))
+    assert end.code == 2
+    assert "a log, or how often" in end.err
+
+
 def test_a_long_job_repeats_turns_of_steps_and_a_checkpoint(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

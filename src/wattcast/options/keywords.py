@@ -236,6 +236,7 @@ class TrainKeywords(TypedDict, total=False):
     pause_share: str | float
     checkpoint_every: int
     checkpoint_time: str | float
+    checkpoint_log: str | Path | None
     failures_per_gpu_day: float
     lost_minutes: float
     clock: Quantity | None

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 from wattcast.core import Dtype, bad_value
@@ -318,6 +319,10 @@ class JobLosses:
         float,
         Option("GPUs wait for each checkpoint, such as 9s.", panel=_LOSS_PANEL, unit="s"),
     ] = 0.0
+    checkpoint_log: Annotated[
+        str | Path | None,
+        Option("Checkpoints of a log: CSV with step, seconds.", panel=_LOSS_PANEL),
+    ] = None
     failures_per_gpu_day: Annotated[
         float, Option("Failures per GPU and day.", "failures", panel=_LOSS_PANEL, least=0)
     ] = 0.0
@@ -327,6 +332,9 @@ class JobLosses:
     ] = 30.0
 
     def __post_init__(self) -> None:
+        if self.checkpoint_log is not None and self.checkpoint_every:
+            expected = "a log, or how often"
+            raise bad_value("checkpoint-log and checkpoint-every", expected, "both")
         if bool(self.checkpoint_every) != bool(self.checkpoint_time_s):
             expected = "both, or neither: how often, and how long the GPUs wait"
             actual = f"{self.checkpoint_every} and {self.checkpoint_time_s:g} s"

@@ -10,6 +10,7 @@ a second differ (``governor_ripple``).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ from wattcast.training.train_job import TrainingResult
 
 MOST_PIECES = 1 << 18  # of a job that is drawn step by step
 _STEP = 0  # places of the blocks that a job is made of
-_CHECKPOINT = 1
+_FIRST_CHECKPOINT = 1
 MOST_BATCHES = 4096  # micro-batches of a step, of which more are drawn as so many
 
 
@@ -39,22 +40,28 @@ def trace_training(result: TrainingResult) -> PowerCurve:
     spans_s, watts, states = list_step_pieces(result)
     steps = max(round(result.steps), 1)
     is_short = steps * len(spans_s) <= MOST_PIECES
+    pauses_s = [result.checkpoint_s]
     if not result.checkpoints:
         repeats = steps
         order = [_STEP]
+    elif result.checkpoint_log:
+        repeats = 1
+        pauses_s = [checkpoint.seconds for checkpoint in result.checkpoint_log]
+        written_after = [checkpoint.step for checkpoint in result.checkpoint_log]
+        order = _order_logged(steps, written_after)
     elif is_short:
         repeats = 1
         order = _order_steps(steps, result.checkpoint_every, result.checkpoints)
     else:  # all turns alike
         repeats = result.checkpoints
         steps = repeats * max(round(result.steps / repeats), 1)
-        order = [*[_STEP] * (steps // repeats), _CHECKPOINT]
+        order = [*[_STEP] * (steps // repeats), _FIRST_CHECKPOINT]
 
     spans_s = spans_s * (result.steps * result.step_s / steps / float(spans_s.sum()))
     pause = np.array([state_code("checkpoint")], dtype=np.int8)
     blocks = (
         (spans_s, watts, states),
-        (np.array([result.checkpoint_s]), np.array([result.waiting_w]), pause),
+        *((np.array([pause_s]), np.array([result.waiting_w]), pause) for pause_s in pauses_s),
     )
     spans_s, watts, states = (
         np.concatenate([blocks[place][column] for place in order]) for column in range(3)
@@ -108,9 +115,25 @@ def _order_steps(
     for step in range(1, steps + 1):
         order.append(_STEP)
         if step % every == 0 and written < checkpoints:
-            order.append(_CHECKPOINT)
+            order.append(_FIRST_CHECKPOINT)
             written += 1
-    return order + [_CHECKPOINT] * (checkpoints - written)
+    return order + [_FIRST_CHECKPOINT] * (checkpoints - written)
+
+
+def _order_logged(steps: int, written_after: Sequence[int]) -> list[int]:
+    """Return the order of steps (0) and of checkpoints (1, 2, ...), written after these steps.
+
+    >>> _order_logged(4, [1, 4])
+    [0, 1, 0, 0, 0, 2]
+    """
+    order = []
+    place = 0
+    for step in range(1, steps + 1):
+        order.append(_STEP)
+        if place < len(written_after) and step == written_after[place]:
+            order.append(_FIRST_CHECKPOINT + place)
+            place += 1
+    return order
 
 
 def list_step_pieces(result: TrainingResult) -> tuple[Array, Array, StateCodes]:

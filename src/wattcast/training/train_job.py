@@ -13,7 +13,7 @@ from dataclasses import (
 )
 from functools import partial
 from pathlib import Path
-from typing import Unpack, overload
+from typing import NamedTuple, Unpack, overload
 
 import numpy as np
 
@@ -58,6 +58,7 @@ from wattcast.training import (
     step_time,
     training_strategy,
 )
+from wattcast.training.checkpoint_log import WrittenCheckpoint, read_checkpoint_log
 from wattcast.training.microbatch import (
     MicrobatchWork,
     TrainingMemory,
@@ -173,7 +174,8 @@ class TrainingResult(UserResult):
     pause_share: float
     failure_share: float
     checkpoint_every: int  # steps; 0: none
-    checkpoint_s: float  # that the GPUs wait for each
+    checkpoint_s: float  # that the GPUs wait for each, on average
+    checkpoint_log: tuple[WrittenCheckpoint, ...]  # where each of them was told
     host_share: float
     prices: Prices
     # (power limit W, clock Hz, hours, kWh at the GPUs)
@@ -224,6 +226,8 @@ class TrainingResult(UserResult):
     @property
     def checkpoints(self) -> int:
         """Checkpoints that the GPUs wait for."""
+        if self.checkpoint_log:
+            return len(self.checkpoint_log)
         return _count_checkpoints(self.steps, self.checkpoint_every)
 
     @property
@@ -337,7 +341,7 @@ def train(
     ``lost_minutes`` (work repeated after each) add the time of restarts: a share
     failures·gpus·minutes of all time is lost; ``pause_share`` is the share of evaluation and other
     work that draws as much as steps do. After every ``checkpoint_every`` steps the GPUs wait
-    ``checkpoint_time`` for a checkpoint and draw what idle GPUs do."""
+    ``checkpoint_time`` for a checkpoint and draw what idle GPUs do, or as a ``checkpoint_log`` says."""
     if isinstance(gpu, list | tuple):
         return ResultList(train(model, kind, **options) for kind in gpu)
     chosen = TRAIN.parse(options)
@@ -399,7 +403,7 @@ def _describe_job(
 
     shares = (losses.padding, losses.pause_share, failure_share)
     steps = _count_steps(order.tokens, strategy.global_batch * job.length, *shares)
-    checkpoints = _count_checkpoints(steps, losses.checkpoint_every)
+    written = _place_checkpoints(losses, steps)
     clock_place = int(np.argmin(np.abs(swept.latency_s - best.step.latency_s)))
     stages = step_time.cost_stages(cost, job.recipe, strategy, job.links)
     is_free_batch = order.global_batch is None
@@ -421,7 +425,8 @@ def _describe_job(
         pause_share=losses.pause_share,
         failure_share=failure_share,
         checkpoint_every=losses.checkpoint_every,
-        checkpoint_s=losses.checkpoint_time_s,
+        checkpoint_s=written.mean_s,
+        checkpoint_log=written.log,
         host_share=losses.host_share,
         prices=prices,
         curve=_trade_curve(
@@ -429,7 +434,7 @@ def _describe_job(
             swept,
             order.gpus,
             steps,
-            checkpoints * losses.checkpoint_time_s,
+            written.number * written.mean_s,
         ),
         slack_kwh=_slack_kwh(
             stages,
@@ -553,6 +558,27 @@ def _count_checkpoints(steps: float, every: int) -> int:
     (2, 3, 0)
     """
     return round(steps / every) if every else 0
+
+
+class _Checkpoints(NamedTuple):
+    """The checkpoints of a job."""
+
+    number: int
+    mean_s: float
+    log: tuple[WrittenCheckpoint, ...] = ()
+
+
+def _place_checkpoints(losses: JobLosses, steps: float) -> _Checkpoints:
+    """Return how many checkpoints a job of so many steps waits for, and how long."""
+    log = read_checkpoint_log(losses.checkpoint_log)
+    if not log:
+        count = _count_checkpoints(steps, losses.checkpoint_every)
+        return _Checkpoints(count, losses.checkpoint_time_s)
+    last = max(round(steps), 1)
+    if log[-1].step > last:
+        raise bad_value("checkpoint-log", f"steps of this job, at most {last}", log[-1].step)
+    mean_s = sum(checkpoint.seconds for checkpoint in log) / len(log)
+    return _Checkpoints(len(log), mean_s, log)
 
 
 def _make_lister(

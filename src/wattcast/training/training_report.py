@@ -239,7 +239,10 @@ def _describe_whole_job(
     if result.checkpoints:
         waited = f"{result.checkpoint_hours / result.hours:.0%} of the time"
         watts = show(result.waiting_w * result.gpus, "W")
-        how = f"{waited}, at {watts}; one every {result.checkpoint_every} steps"
+        often = f"one every {result.checkpoint_every} steps"
+        if result.checkpoint_log:
+            often = "as in the log"
+        how = f"{waited}, at {watts}; {often}"
         lines.append(AnswerLine("checkpoints", str(result.checkpoints), how))
     if result.cost is not None:
         lines.append(AnswerLine("cost", f"{number(result.cost)} {result.prices.currency}"))
