@@ -60,6 +60,10 @@ class LedgerOptions:
     format: Annotated[str, FIGURE_FORMAT] = "png"
     explain: Annotated[str, Option("Print the commands behind a set, or one row, by name.")] = ""
     files: Annotated[Path | None, Option("Folder to write the files that those read.")] = None
+    published: Annotated[
+        Path | None,
+        Option("Judge a simulator's own validation: config, hw_total_W, sim_total_W, parts."),
+    ] = None
     write_docs: Annotated[
         bool,
         Option("Judge every row anew and fill all figures of README, docs and paper, in a clone."),
@@ -81,6 +85,8 @@ def validate(
 
     if choices.explain:
         return _explain_rows(env, choices.explain, choices.files)
+    if choices.published is not None:
+        return _judge_published(choices.published)
     if choices.files is not None:
         raise bad_value("--files", "a row or set to write them for (--explain ROW)", "none")
     if choices.fill_docs:
@@ -109,6 +115,27 @@ def validate(
     if choices.plot is not None:
         env.save_plot(draw_held_out(choices.quantity), choices.plot)
     return CommandOutput({"rows": rows}, ledger.format_ledger(rows))
+
+
+def _judge_published(table: Path) -> CommandOutput:
+    """Return the errors that a simulator's published watts have by its own measured ones."""
+    from wattcast.lab.validate.public_checks.simulator_runs import published_model_errors
+
+    errors = published_model_errors(table)
+    lines = [f"{'variant':32} {'kernels':>7} {'mean error':>10} {'correlation':>11}  worst kernel"]
+    lines += [
+        f"{error.config:32} {error.kernels:7} {error.mape:8.1f} % {error.correlation:11.3f}  "
+        f"{error.worst_kernel} {error.worst:+.1f} %"
+        for error in errors
+    ]
+    notes = [
+        f"{error.config}: components add up to {error.least_sum:.3f} to {error.most_sum:.3f} of "
+        "the total."
+        for error in errors
+        if error.least_sum is not None and not 0.999 < error.least_sum <= error.most_sum < 1.001
+    ]
+    rows = [vars(error) for error in errors]
+    return CommandOutput({"variants": rows}, "\n".join(lines), notes=notes)
 
 
 def _fill_docs(env: Environment, rows: Sequence[dict[str, Any]] | None) -> CommandOutput:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from wattcast.core.errors import ExitCode
 from wattcast.lab.gpuwattch.component_fit import (
     FitConstraints,
     KernelColumns,
@@ -156,12 +157,8 @@ def test_refinement_with_orderings(runs) -> None:
 
 def test_published_errors_are_reproduced(reference: Path) -> None:
     """Mean errors as AccelWattch's paper and figures print them."""
-    found = {
-        row["config"]: row
-        for row in published_model_errors(
-            reference / "accelwattch" / "accelwattch_validation_tidy.csv"
-        )
-    }
+    table = reference / "accelwattch" / "accelwattch_validation_tidy.csv"
+    errors = {error.config: error for error in published_model_errors(table)}
     printed = {
         "Volta_SASS_SIM": 9.2,
         "Volta_PTX_SIM": 13.7,
@@ -171,8 +168,25 @@ def test_published_errors_are_reproduced(reference: Path) -> None:
         "Turing_SASS_SIM": 12.9,
     }
     for config, percent in printed.items():
-        assert round(float(found[config]["mape"]), 1) == percent
-    assert len(found) == 10
+        assert round(errors[config].mape, 1) == percent
+    assert len(errors) == 10
+    assert errors["Volta_SASS_SIM"].least_sum == pytest.approx(1.0, abs=1e-3)
+    assert errors["Turing_SASS_SIM"].least_sum == pytest.approx(0.786, abs=1e-3)
+
+
+def test_a_user_repeats_the_published_validation(verb, reference: Path, tmp_path: Path) -> None:
+    """The published 9.2 % could not be had from the public table by a command."""
+    table = reference / "accelwattch" / "accelwattch_validation_tidy.csv"
+    code, said, notes = verb("lab", "validate", "--published", str(table))
+    assert code == ExitCode.OK
+    first = next(line for line in said.splitlines() if line.startswith("Volta_SASS_SIM "))
+    assert first.split()[1:4] == ["26", "9.2", "%"]
+    assert "Turing_SASS_SIM: components add up to 0.786" in notes
+    other = tmp_path / "other.csv"
+    other.write_text("kernel,watts\none,3\n")
+    code, said, notes = verb("lab", "validate", "--published", str(other))
+    assert code == ExitCode.BAD_INPUT
+    assert "hw_total_W" in notes
 
 
 def test_figures_for_the_ledger(reference: Path, tmp_path: Path) -> None:

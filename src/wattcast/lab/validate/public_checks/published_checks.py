@@ -107,8 +107,7 @@ def _refined(reference: Path | None) -> list[LedgerRow]:
     path = reference / "accelwattch" / "accelwattch_validation_tidy.csv"
     theirs = published_model_errors(path) if path.is_file() else []
     refined_rows = [
-        make_ledger_row("AccelWattch's own watts", str(e["config"]), int(e["n"]), float(e["mape"]))
-        for e in theirs
+        make_ledger_row("AccelWattch's own watts", e.config, e.kernels, e.mape) for e in theirs
     ]
     return [one_out, by_application, *refined_rows]
 

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import csv
 import itertools
+import math
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from wattcast.calibrate.scoring import mean_percent_error
+from wattcast.core.errors import bad_value
 from wattcast.lab.gpuwattch.component_fit import (
     ComponentFitErrors,
     FitConstraints,
@@ -99,26 +102,63 @@ def refine_volta_components(reference: Path) -> tuple[int, ComponentFitErrors] |
     return fit.kernels, fit.score
 
 
-def published_model_errors(path: Path) -> list[dict[str, float | str | int]]:
-    """Return the mean errors of published models in a table of ``config``, ``hw_total_W`` and
-    ``sim_total_W``.
+@dataclass(frozen=True)
+class PublishedErrors:
+    """How far a variant of a published model is off the watts that its authors measured."""
+
+    config: str
+    kernels: int
+    mape: float
+    correlation: float
+    worst_kernel: str
+    worst: float  # percent, signed
+    least_sum: float | None  # of the components over the total; None without components
+    most_sum: float | None
+
+
+_TOTALS = ("hw_total_W", "sim_total_W")
+_LABELS = ("config", "benchmark", "suite", "kernel")
+
+
+def published_model_errors(path: Path) -> list[PublishedErrors]:
+    """Return the errors of published models in a table of ``config``, ``hw_total_W``,
+    ``sim_total_W`` and, where it has them, watts of components.
     """
     with path.open(encoding="utf-8", newline="") as stream:
-        rows = list(csv.DictReader(stream))
-    errors: list[dict[str, float | str | int]] = []
-    for config in dict.fromkeys(row["config"] for row in rows):
-        mine = [row for row in rows if row["config"] == config]
-        ours, true = (
-            np.array([float(row[c]) for row in mine]) for c in ("sim_total_W", "hw_total_W")
-        )
-        errors.append(
-            {
-                "config": config,
-                "n": len(mine),
-                "mape": mean_percent_error(ours, true) or 0.0,
-            }
-        )
-    return errors
+        reader = csv.DictReader(stream)
+        rows = list(reader)
+        columns = tuple(reader.fieldnames or ())
+    lacking = [name for name in ("config", *_TOTALS) if name not in columns]
+    if lacking or not rows:
+        raise bad_value(path.name, "config, hw_total_W and sim_total_W", ", ".join(columns))
+    parts = [name for name in columns if name not in (*_TOTALS, *_LABELS)]
+    configs = dict.fromkeys(row["config"] for row in rows)
+    return [
+        _judge_variant(config, [row for row in rows if row["config"] == config], parts)
+        for config in configs
+    ]
+
+
+def _judge_variant(
+    config: str,
+    rows: list[dict[str, str]],
+    parts: Sequence[str],
+) -> PublishedErrors:
+    """Return the errors of one variant."""
+    measured, modelled = (np.array([float(row[name]) for row in rows]) for name in _TOTALS)
+    off = 100.0 * (modelled / measured - 1.0)
+    worst = int(np.abs(off).argmax())
+    sums = np.array([sum(float(row[name] or 0.0) for name in parts) for row in rows]) / modelled
+    return PublishedErrors(
+        config=config,
+        kernels=len(rows),
+        mape=mean_percent_error(modelled, measured) or 0.0,
+        correlation=float(np.corrcoef(measured, modelled)[0, 1]) if len(rows) > 2 else math.nan,
+        worst_kernel=rows[worst].get("kernel") or rows[worst].get("benchmark") or "",
+        worst=float(off[worst]),
+        least_sum=float(sums.min()) if parts else None,
+        most_sum=float(sums.max()) if parts else None,
+    )
 
 
 def open_power_trace(path: Path) -> TraceFile:
