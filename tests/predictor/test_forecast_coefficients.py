@@ -14,7 +14,11 @@ from wattcast.hardware import load_gpu
 from wattcast.kernels import reference_chip
 from wattcast.power.module_power import ModulePower
 from wattcast.predictor.bundle import calibrated, forecast_bundle, shipped_bundle
-from wattcast.predictor.bundle.bundle_file import FitStatus, bundle_to_plain
+from wattcast.predictor.bundle.bundle_file import (
+    FitStatus,
+    bundle_to_plain,
+    plain_to_bundle,
+)
 from wattcast.predictor.engine_host import LaunchCounts, load_host_times
 from wattcast.workload.engine_schedule import EngineLaunches
 
@@ -110,3 +114,73 @@ def test_the_sms_of_an_a40_that_wait_for_memory_draw_less_than_busy_ones() -> No
     prediction = wattcast.predict(stream, "a40", host_launch=0.0)
     assert prediction.basis.bundle.status is FitStatus.FORECAST
     assert 206.0 < prediction.power_w < 206.0 + 35.0
+
+
+PREFILL = "attention.engine.paged.prefill"
+
+
+def test_scores_of_flash_attention_2_take_an_a100_as_long_as_half_of_its_products() -> None:
+    """For a score of heads of 128 values an SM multiplies for a quarter of a cycle; its exponential
+    takes a sixteenth, and 4.5 instructions on 64 lanes a little more.
+    """
+    parent = shipped_bundle("h200")
+    assert parent is not None
+    product_cycles = 4 * 128 / 2048
+    counted_cycles = product_cycles + 0.045  # as the work of FlashAttention 3 counts them
+    cycles = forecast_bundle(A100).corrections[PREFILL].compute * counted_cycles
+    score_cycles = cycles - parent.corrections[PREFILL].compute * product_cycles
+    assert 0.5 < score_cycles / product_cycles < 0.6
+    # twice the lanes, half of the tensor cores' rate
+    l40s = forecast_bundle(load_gpu("l40s")).corrections[PREFILL].compute
+    assert parent.corrections[PREFILL].compute < l40s < 1.2
+    # other makers' programs stay as they were
+    mi300x = forecast_bundle(load_gpu("mi300x")).corrections[PREFILL].compute
+    assert mi300x == parent.corrections[PREFILL].compute
+
+
+def test_a_tile_of_256_queries_loads_keys_once_on_blackwell() -> None:
+    parent = shipped_bundle("h200")
+    assert parent is not None
+    b200 = forecast_bundle(load_gpu("b200")).corrections
+    assert b200[PREFILL].l2 == pytest.approx(0.5 * parent.corrections[PREFILL].l2)
+    decode = PREFILL.replace("prefill", "decode")
+    assert b200[decode].l2 == parent.corrections[decode].l2
+
+
+def test_a_rate_of_l2_that_was_reached_loses_nothing_again() -> None:
+    """That of GDDR cards without a published one is what products of an L40S reached."""
+    parent = shipped_bundle("h200")
+    assert parent is not None
+    l40s = forecast_bundle(load_gpu("l40s")).corrections[PREFILL]
+    assert l40s.l2 == pytest.approx(parent.corrections[PREFILL].l2 * 1.86 / 2.0, rel=0.01)
+
+
+def test_a_lone_sm_reads_as_many_bytes_a_second_on_every_chip() -> None:
+    """Its bytes in flight and the latency of memory are alike; the share it would get is not."""
+    h200 = load_gpu("h200")
+    rates = []
+    for name in ("a100-sxm-80gb", "l40s", "b200", "h100-sxm"):
+        chip = load_gpu(name)
+        share = forecast_bundle(chip).reference.lone_sm_share
+        rates.append(share * chip.memory.byte_per_s / chip.sm_count)
+    assert rates == pytest.approx([2.0 * h200.memory.byte_per_s / h200.sm_count] * 4)
+    l40s = load_gpu("l40s")
+    alike = replace(
+        forecast_bundle(l40s),
+        reference=replace(forecast_bundle(l40s).reference, lone_sm_share=0.0),
+    )
+    asked: dict[str, Any] = {"gpu": l40s, "phase": "decode", "batch": 1, "seq": 16384}
+    fast = wattcast.predict("llama2-7b", bundle=forecast_bundle(l40s), force=True, **asked)
+    slow = wattcast.predict("llama2-7b", bundle=alike, force=True, **asked)
+    assert fast.latency_s < slow.latency_s
+
+
+def test_calibrations_stand_on_lone_sms_as_their_fits_had_them() -> None:
+    l40s = load_gpu("l40s")
+    calibration = calibrated.calibrated_bundle(l40s)
+    assert calibration is not None
+    assert calibration.reference.lone_sm_share == 0.0
+    assert calibrated.calibration_base(l40s).reference.lone_sm_share == 0.0
+    forecast = forecast_bundle(l40s)
+    read = plain_to_bundle(bundle_to_plain(replace(forecast, learned=None)), "test")
+    assert read.reference.lone_sm_share == forecast.reference.lone_sm_share

@@ -72,7 +72,11 @@ from wattcast.predictor.bundle import (
     shipped_bundle,
 )
 from wattcast.predictor.bundle.bundle_file import ResidualEnds
-from wattcast.predictor.bundle.calibrated import USUAL_ENGINE, carry_sibling
+from wattcast.predictor.bundle.calibrated import (
+    USUAL_ENGINE,
+    calibration_base,
+    carry_sibling,
+)
 from wattcast.predictor.bundle.forecast import forecast_rule
 from wattcast.predictor.ideal_terms import compute_ideal_terms
 from wattcast.predictor.kernel_phases import (
@@ -225,7 +229,7 @@ def start_bundle(gpu: Gpu) -> Bundle:
     """Return what a calibration starts from: the measured bundle of this name, else the forecast,
     with what a calibrated card of the same processor knows of kernels and energies.
     """
-    return shipped_bundle(gpu.name) or carry_sibling(forecast_bundle(gpu), gpu)
+    return shipped_bundle(gpu.name) or carry_sibling(calibration_base(gpu), gpu)
 
 
 @dataclass(frozen=True)

@@ -376,7 +376,8 @@ def _design_tail(
     """
     work = programs.work
     base_sms = float(sweep_values(design.gpu.sm_count))
-    base_tail = memory_tail(programs, base_sms)
+    lone_sm_share = design.bundle.reference.lone_sm_share
+    base_tail = memory_tail(programs, base_sms, lone_sm_share)
     units = np.maximum(work.units, 1e-9)
     is_paged = map_distinct(
         lambda name: name.startswith("attention.engine.paged.decode"), work.kernel_family
@@ -385,7 +386,8 @@ def _design_tail(
     def spread_thin(sm_count: Sweepable, occupancy: Sweepable) -> Array:
         whole_waves = units / np.ceil(units / sm_count)
         working_sms = np.where(is_paged, whole_waves, np.minimum(units, sm_count))
-        reach = KERNEL_TIMES.lone_sm_share * occupancy * working_sms / base_sms
+        share = lone_sm_share or KERNEL_TIMES.lone_sm_share
+        reach = share * occupancy * working_sms / base_sms
         return np.asarray(np.maximum(1.0 / reach, 1.0))
 
     occupancy: Sweepable = np.minimum(axes.registers, axes.threads)

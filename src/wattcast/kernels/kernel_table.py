@@ -105,6 +105,8 @@ class ReferenceChip:
     per_cycle: Mapping[str, float]
     style: LibraryStyle = LibraryStyle.HOPPER
     shared_byte: float = 0.0  # that the blocks of an SM share; 0: unknown
+    # of the memory's even rate: what an SM reads at when few others do; 0: the usual
+    lone_sm_share: float = 0.0
     # how its library picks kernels; None: unknown
     choice: KernelChoice | None = field(
         default=None,

@@ -91,7 +91,7 @@ def compute_ideal_terms(kernels: Kernels, reference: ReferenceChip) -> IdealTerm
     return IdealTerms(
         compute_cycle=compute_cycle,
         l2_cycle=busiest_l2_byte / reference.l2_byte_per_cycle,
-        dram_s=memory_tail(kernels, sms) * main_byte / dram_byte_per_s,
+        dram_s=memory_tail(kernels, sms, reference.lone_sm_share) * main_byte / dram_byte_per_s,
         serial_step=work.steps * count_rounds(kernels, sms),
         launches=work.launches,
         between_cycle=work.between_byte / reference.l2_byte_per_cycle,
@@ -119,13 +119,17 @@ def load_imbalance(
     return uneven
 
 
-def memory_tail(kernels: Kernels, sms: Sweepable) -> Sweepable:
+def memory_tail(
+    kernels: Kernels,
+    sms: Sweepable,
+    lone_sm_share: float = 0.0,
+) -> Sweepable:
     """Return the time that decode attention reads its cache over that of an even load, ``(*sweep,
     kernel)``.
 
     Tiles of U/S = w + r waves keep all SMs busy for w. In the remaining r an SM reads at most κ
-    times its even share of the rate, so the factor is (w + max(r, 1/κ)) / (w + r), for sequences of
-    one length.
+    times its even share of the rate (``lone_sm_share``; 0: as on an H200), so the factor is
+    (w + max(r, 1/κ)) / (w + r), for sequences of one length.
     """
     groups = kernels.work.kernel_family
     is_paged_group = [name.startswith("attention.engine.paged.decode") for name in groups.values]
@@ -135,7 +139,7 @@ def memory_tail(kernels: Kernels, sms: Sweepable) -> Sweepable:
     has_one_length = kernels.work.features["kinds"] == 1.0
     waves = np.asarray(kernels.work.units / sms)
     tail = waves % 1.0
-    tail_s = np.maximum(tail, 1.0 / KERNEL_TIMES.lone_sm_share)
+    tail_s = np.maximum(tail, 1.0 / (lone_sm_share or KERNEL_TIMES.lone_sm_share))
     is_uneven = is_paged & has_one_length & (tail > 0.0)
     return np.where(is_uneven, (waves - tail + tail_s) / waves, 1.0)
 

@@ -109,6 +109,7 @@ def build_timeline(
     launch: LaunchCosts,
     residuals: LearnedFactors | None = None,
     l2_byte_per_cycle: Sweepable | None = None,
+    lone_sm_share: float = 0.0,
 ) -> Timeline:
     """Build the clock-free timeline of ``kernels`` on ``gpu``; ``l2_byte_per_cycle`` is for a GPU
     that has none.
@@ -120,6 +121,7 @@ def build_timeline(
         scale,
         launch,
         l2_byte_per_cycle,
+        lone_sm_share=lone_sm_share,
     )
 
 
@@ -149,6 +151,7 @@ def lay_out_timeline(
     l2_byte_per_cycle: Sweepable | None = None,
     bounds: MainBounds | None = None,
     swept_work: KernelWork | None = None,
+    lone_sm_share: float = 0.0,
 ) -> Timeline:
     """Lay the phases of kernels end to end with corrections that were found before.
 
@@ -163,7 +166,13 @@ def lay_out_timeline(
     waves = count_waves(kernels, gpu.sm_count)
     serial_cycles = scale.time * scale.serial * work.steps
     if bounds is None:
-        bounds = _published_bounds(kernels, gpu, l2_rate, waves)
+        bounds = _published_bounds(
+            kernels,
+            gpu,
+            l2_rate,
+            waves,
+            lone_sm_share,
+        )
     phases = (
         *_start_phases(scale.time * scale.fixed_s * work.launches, launch),
         KernelPhase("serial", serial_cycles * count_rounds(kernels, gpu.sm_count), None),
@@ -293,12 +302,13 @@ def _published_bounds(
     gpu: Gpu,
     l2_rate: Sweepable | None,
     waves: Array,
+    lone_sm_share: float,
 ) -> MainBounds:
     """Return the bounds of the main loop on a chip that exists."""
     busiest_byte = kernels.work.l2_byte * load_imbalance(kernels, gpu.sm_count, waves)
     return MainBounds(
         waves,
-        memory_tail(kernels, gpu.sm_count),
+        memory_tail(kernels, gpu.sm_count, lone_sm_share),
         busiest_byte,
         l2_rate,
         None,

@@ -190,6 +190,7 @@ def analyse_kernels(
         bundle.launch,
         bundle.learned,
         l2_rate,
+        bundle.reference.lone_sm_share,
     )
     if bundle.waiting_sm != 1.0:
         timeline = replace(timeline, waiting_sm=bundle.waiting_sm)

@@ -16,6 +16,7 @@ from wattcast.lab.validate.public_checks.carried_designs import (
     compare_chips,
     find_tau,
     judge_carried_designs,
+    pool_attention,
 )
 
 SHAPES = tuple(range(40))
@@ -59,6 +60,19 @@ def test_chips_are_compared_on_shapes_and_work_they_share() -> None:
     assert compare_chips([make_set("a", "products bf16", 1.0, 1.0), few, other]) == []
 
 
+def test_attention_of_both_phases_is_judged_together() -> None:
+    sets = [
+        make_set("a", "attention prefill over bf16", 1.0, 1.1),
+        make_set("a", "attention decode over bf16", 1.0, 1.3),
+        make_set("a", "products bf16", 1.0, 1.0),
+        make_set("b", "attention decode over bf16", 1.0, 1.0),
+    ]
+    (pooled,) = pool_attention(sets)
+    assert pooled.chip == "a"
+    count, mean, _, _ = pooled.percent_error()
+    assert (count, mean) == (80, pytest.approx(20.0))
+
+
 def test_without_reference_data_the_command_says_what_is_missing() -> None:
     env = Environment(io.StringIO(), io.StringIO(), variables={"WATTCAST_REFERENCE": "/nowhere"})
     assert main(["lab", "carry-over"], env) != 0
@@ -66,8 +80,8 @@ def test_without_reference_data_the_command_says_what_is_missing() -> None:
 
 
 @pytest.mark.slow
-def test_long_products_of_other_chips_are_within_12_percent() -> None:
-    """Nothing is fitted to any of them; attention is not within 15 % yet (docs, other GPUs)."""
+def test_long_kernels_of_four_other_chips_are_within_what_is_asked() -> None:
+    """Nothing is fitted to any of them: products within 12 %, attention within 15 %."""
     folder = reference_folder(dict(os.environ))
     if folder is None:
         pytest.skip("no reference data")
@@ -77,5 +91,6 @@ def test_long_products_of_other_chips_are_within_12_percent() -> None:
     }
     for chip in ("a100-sxm-80gb", "l40s", "b200", "h100-sxm"):
         assert errors[chip, "products bf16", 1e-4] <= 12.0
+        assert errors[chip, "attention, all of it", 1e-4] <= 15.0
     assert found.tau is not None
-    assert found.tau > 0.85
+    assert found.tau >= 0.9

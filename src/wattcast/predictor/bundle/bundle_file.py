@@ -315,6 +315,7 @@ class _ReferenceFile(msgspec.Struct, forbid_unknown_fields=True):
     per_cycle: dict[str, Annotated[float, Meta(gt=0.0, le=1e9)]]
     style: LibraryStyle = LibraryStyle.HOPPER
     shared_byte: Size = 0.0
+    lone_sm_share: Annotated[float, Meta(ge=0.0, le=1e6)] = 0.0
 
 
 class _RangeFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):

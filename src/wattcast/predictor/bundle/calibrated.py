@@ -96,6 +96,15 @@ def calibrated_bundle(gpu: Gpu) -> Bundle | None:
     return _carry_times(sibling, sibling_calibration, gpu)
 
 
+def calibration_base(gpu: Gpu) -> Bundle:
+    """Return the forecast that calibrations stand on.
+
+    Their corrections and factors were fitted with lone SMs that read as on the parent.
+    """
+    forecast = forecast_bundle(gpu)
+    return replace(forecast, reference=replace(forecast.reference, lone_sm_share=0.0))
+
+
 def calibration_folder(gpu: str, engine: str = "") -> str:
     """Return the folder of a card's calibration; vLLM's kernels are those that no name is added
     for.
@@ -138,7 +147,7 @@ def _carry_times(
     chip = load_gpu(sibling)
     calibrated = _apply_calibration(calibration, chip)
     assert isinstance(calibrated.learned, LayeredFactors), "a calibration has factors of its own"
-    base = _carry_power(forecast_bundle(gpu), gpu, calibration, chip)
+    base = _carry_power(calibration_base(gpu), gpu, calibration, chip)
     carried = CarriedFactors(calibrated.reference, calibrated.learned.time, {})
     note = (
         f"times of products, attention and experts: as calibrated on the {sibling}, a card with "
@@ -244,7 +253,7 @@ def save_bundle(bundle: Bundle, folder: Path) -> Path:
     if not isinstance(bundle.learned, LayeredFactors):
         write_bundle(bundle, folder / "bundle.json")
         return folder / "bundle.json"
-    base = bundle_to_plain(replace(forecast_bundle(load_gpu(bundle.gpu)), learned=None))
+    base = bundle_to_plain(replace(calibration_base(load_gpu(bundle.gpu)), learned=None))
     changed = _subtract_entries(bundle_to_plain(replace(bundle, learned=None)), base)
     changed |= {"format": base["format"], "gpu": bundle.gpu}
     # which library runs what is the forecast's, which has it anew
@@ -265,7 +274,7 @@ def _read_calibration(path: Path) -> _Calibration:
 
 
 def _apply_calibration(calibration: _Calibration, gpu: Gpu) -> Bundle:
-    base = forecast_bundle(gpu)
+    base = calibration_base(gpu)
     base_entries = bundle_to_plain(replace(base, learned=None))
     merged = _merge_entries(base_entries, calibration.plain)
     bundle = plain_to_bundle(merged, CALIBRATION_FILE)

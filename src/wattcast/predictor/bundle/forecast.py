@@ -24,6 +24,7 @@ from wattcast.core.strict_files import (
 )
 from wattcast.hardware import Gpu, load_gpu
 from wattcast.kernels import LibraryStyle, reference_chip
+from wattcast.kernels.families.engine.paged_attention import ENGINE_ATTENTION
 from wattcast.power.activity import known_events
 from wattcast.power.module_power import ModulePower, as_module_power
 from wattcast.power.power_model import IdlePower, VoltageCurve
@@ -37,6 +38,7 @@ from wattcast.predictor.bundle.support_widening import (
     default_widening,
     learned_distances,
 )
+from wattcast.predictor.kernel_coefficients import KERNEL_TIMES
 from wattcast.predictor.kernel_phases import Correction, LaunchCosts
 from wattcast.predictor.learned_factors import CarriedFactors
 from wattcast.predictor.timeline import ClockLaw
@@ -53,6 +55,8 @@ class ForecastCoefficients:
     fp32_instructions: float  # share of the instructions of programs that are the same everywhere
     issue_free: float  # λ of fp32 products where loads find free slots
     same_size: float  # difference in SMs, relative, between chips that have the same energies
+    fp32_per_score: float  # fp32 instructions of FlashAttention 2 for a score
+    score_head: float  # values of a head at which scores are weighed against products
     fed_products: float  # time of products over the tensor cores' own, where they alone limit it
 
 
@@ -87,6 +91,7 @@ class StyleRule(msgspec.Struct, forbid_unknown_fields=True):
     mma_on_parent: float
     old_groups: list[str]
     load_bound: list[str]  # groups that take as many cycles of an SM as on the parent
+    exposed_scores: list[str]  # groups whose programs hide no softmax behind products
     renamed: dict[str, str]
 
 
@@ -98,6 +103,7 @@ class ArchitectureRule(msgspec.Struct, forbid_unknown_fields=True):
     clock_law: bool = False
     # tensor kernels of long runs lose the cycles that the parent's lose at the least load
     tensor_share: bool = False
+    sharing: dict[str, float] = {}  # of L2 loads beyond those of its style, by group
 
 
 class IdleRule(msgspec.Struct, forbid_unknown_fields=True):
@@ -137,7 +143,7 @@ class ForecastRule(msgspec.Struct, forbid_unknown_fields=True):
     energies_from: dict[str, list[str]]
     same_programs: list[str]
     streaming: str
-    l2_loads: dict[str, float]  # by compute capability
+    l2_loads: dict[str, float]  # by compute capability; ``reached``: of a rate that was reached
     l2_bound: list[str]
     integer_groups: list[str]
     issue_bound: list[str]
@@ -244,7 +250,12 @@ def forecast_bundle(gpu: Gpu) -> Bundle:
         clock_law=_carry_clock_law(forecast),
         residuals=forecast_residuals(parent.residuals, learned_distances().forecast),
         toggling=parent.toggling,
-        reference=replace(reference_chip(gpu), style=architecture.style, choice=choice),
+        reference=replace(
+            reference_chip(gpu),
+            style=architecture.style,
+            choice=choice,
+            lone_sm_share=_carry_lone_share(forecast),
+        ),
         learned=_carry_factors(forecast),
         seen=parent.seen,
         interval_level=parent.interval_level,
@@ -373,6 +384,19 @@ def _waiting_sm(forecast: _Forecast) -> float:
     return waiting + (1.0 - waiting) * min(byte_share, 1.0)
 
 
+def _carry_lone_share(forecast: _Forecast) -> float:
+    """Return what a lone SM reads at over the memory's even rate.
+
+    Bytes in flight over latency, the rate of an SM by itself, are much the same on all chips; its
+    even share of the memory is not. No SM reads at less than its share.
+    """
+    if forecast.gpu.name == forecast.parent_chip.name:
+        return 0.0
+    even = _divide(forecast.gpu.memory.byte_per_s, forecast.gpu.sm_count)
+    parent_even = _divide(forecast.parent_chip.memory.byte_per_s, forecast.parent_chip.sm_count)
+    return max(KERNEL_TIMES.lone_sm_share * parent_even / even, 1.0)
+
+
 def _memory_byte_per_sm_cycle(gpu: Gpu) -> float:
     sm_cycles_per_s = _take_scalar(gpu.sm_count) * _take_scalar(gpu.clocks.max_hz)
     return _take_scalar(gpu.memory.byte_per_s) / sm_cycles_per_s
@@ -434,8 +458,11 @@ def _carry_correction(
     changed = replace(c, fixed_s=c.fixed_s * _divide(chip.clocks.max_hz, gpu.clocks.max_hz))
     if group in style.old_groups:
         changed = replace(changed, compute=c.compute * style.mma_on_parent)
-    if group in style.sharing:
-        changed = replace(changed, l2=c.l2 / style.sharing[group])
+    sharing = style.sharing | forecast.architecture.sharing
+    if group in sharing:
+        changed = replace(changed, l2=c.l2 / sharing[group])
+    if group in style.exposed_scores and gpu.vendor == chip.vendor:
+        changed = replace(changed, compute=_expose_scores(c.compute, gpu))
     if group in style.load_bound:
         least = forecast.parent.corrections["gemm.tensor"].compute
         changed = replace(
@@ -452,7 +479,7 @@ def _carry_correction(
         # arithmetic, far below 1, did not bound them on the parent; here it may
         changed = replace(changed, compute=max(c.compute, 1.0))
     if group.startswith(tuple(rule.l2_bound)):
-        changed = replace(changed, l2=c.l2 / rule.l2_loads.get(gpu.compute_capability, 1.0))
+        changed = replace(changed, l2=changed.l2 / _compare_loads(gpu, rule))
     if group.partition(".")[0] in rule.same_programs:
         instructions = 1.0 - FORECAST.fp32_instructions + FORECAST.fp32_instructions / lanes
         changed = replace(
@@ -464,7 +491,31 @@ def _carry_correction(
     return changed
 
 
-_WIDENING = "gemm.engine.weight_only"  # products that widen their weights
+def _compare_loads(gpu: Gpu, rule: ForecastRule) -> float:
+    """Return what loads get of the rate that is taken for L2, over what they get on the parent.
+
+    Where no rate is published beside GDDR, the one that is taken is a rate that was reached.
+    """
+    if gpu.l2.byte_per_cycle is None and gpu.memory.kind.startswith("GDDR"):
+        return rule.l2_loads["reached"]
+    return rule.l2_loads.get(gpu.compute_capability, 1.0)
+
+
+def _expose_scores(compute: float, gpu: Gpu) -> float:
+    """Return λ of attention whose programs hide no score behind products, as FlashAttention 2.
+
+    The count of a kernel's work has what FlashAttention 3 leaves of a score. Here it takes an SM a
+    special function and its fp32 instructions.
+    """
+    rate = gpu.pipes.tensor_flop_per_cycle.get(Dtype.BF16)
+    lanes = gpu.pipes.cuda_flop_per_cycle.get(Dtype.FP32)
+    if rate is None or lanes is None or gpu.pipes.sfu_op_per_cycle is None:
+        return compute
+    product_cycles = 4.0 * FORECAST.score_head / _take_scalar(rate)
+    fp32_cycles = FORECAST.fp32_per_score / (0.5 * _take_scalar(lanes))
+    score_cycles = 1.0 / _take_scalar(gpu.pipes.sfu_op_per_cycle) + fp32_cycles
+    counted_cycles = product_cycles + ENGINE_ATTENTION.score_cycles
+    return (compute * product_cycles + score_cycles) / counted_cycles
 
 
 def _compare_integers(gpu: Gpu, chip: Gpu) -> float:

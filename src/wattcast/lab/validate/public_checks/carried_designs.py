@@ -78,9 +78,9 @@ class CarriedDesigns:
         return find_tau(self.pairs)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a row for each chip, kind of work and least length."""
+        """Return a row for each chip, kind of work and least length, all attention together last."""
         rows = []
-        for some in self.sets:
+        for some in (*self.sets, *pool_attention(self.sets)):
             for least_s in (0.0, LONG_S):
                 if not (some.measured_s >= least_s).any():
                     continue
@@ -107,6 +107,25 @@ class CarriedDesigns:
             "pairs": list(self.pairs),
             "missing": list(self.missing),
         }
+
+
+def pool_attention(sets: Sequence[CarriedSet]) -> list[CarriedSet]:
+    """Return a set of all attention for each chip that has attention of several kinds."""
+    pooled = []
+    for chip in dict.fromkeys(some.chip for some in sets):
+        attention = [x for x in sets if x.chip == chip and x.work.startswith("attention")]
+        if len(attention) < 2:
+            continue
+        pooled.append(
+            CarriedSet(
+                chip,
+                "attention, all of it",
+                sum((x.shapes for x in attention), ()),
+                np.concatenate([x.predicted_s for x in attention]),
+                np.concatenate([x.measured_s for x in attention]),
+            )
+        )
+    return pooled
 
 
 def judge_carried_designs(folder: Path, tell: Callable[[str], None]) -> CarriedDesigns:
