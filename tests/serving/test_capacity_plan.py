@@ -31,8 +31,8 @@ from wattcast.serving.least_costs import LoneRequest, TokenCost
 from wattcast.serving.plan_options import SearchRange
 from wattcast.serving.plan_report import print_plan
 from wattcast.serving.plan_search import size_option
-from wattcast.serving.service_demand import PERCENTILE, PlanAim
-from wattcast.serving.simulate_serving import serve_trace
+from wattcast.serving.service_demand import PERCENTILE, PlanAim, ServiceDemand
+from wattcast.serving.simulate_serving import find_language_model, serve_trace
 from wattcast.serving.step_costs import StepCosts
 from wattcast.serving.step_tabulation import StepRange, tabulate_step_costs
 from wattcast.workload.model_options import ModelOptions
@@ -342,6 +342,44 @@ def test_no_long_run_serves_more_than_arithmetic_allows(
         is_late = any(bound.measure(run) > bound.seconds for bound in demand.bounds)
         grows = run.length_s > 1.02 * float(trace.arrival_s[-1])
         assert is_late or grows, (str(full), full.max_seqs, full.max_tokens, full.most_per_s)
+
+
+@pytest.mark.parametrize("draw", range(8))
+def test_no_crowd_is_served_faster_than_the_power_limit_allows(draw: int) -> None:
+    """Every option was thought as fast under a low power limit as under none, so a plan simulated
+    the lowest limits first.
+    """
+    random = np.random.default_rng(draw)
+    demand = ServiceDemand(
+        find_language_model("gpt2"),
+        rate_per_s=1.0,
+        prompt=int(random.integers(200, 900)),
+        output=int(random.integers(20, 200)),
+    )
+    costs = make_costs(power_w=float(random.uniform(450.0, 650.0)), limit_w=700.0)
+    option = plan_options.PlanOption(
+        wattcast.load_gpu("h200"),
+        ModelOptions(),
+        math.inf,
+        2e9,
+        16,
+        8192,
+        plan_options.ONE_POOL,
+    )
+    bounds, served = [], []
+    for limit_w in (math.inf, 700.0, 500.0, 350.0):
+        tables = plan_options.StepTables()
+        limited = replace(option, power_limit_w=limit_w)
+        key = (limited.gpu.name, limited.shared, limited.clock_hz, limit_w)
+        tables.set_to[key] = costs.limit_power(limit_w)
+        full = option_bounds.tabulate_option(demand, limited, tables)
+        bounds.append(full.most_per_s)
+        crowd = replace(demand.draw_requests(200), arrival_s=np.zeros(200))
+        run = serve_trace(crowd, costs.limit_power(limit_w), full.settings)
+        served.append(200 / run.length_s)
+    assert all(bound >= rate for bound, rate in zip(bounds, served, strict=True))
+    assert bounds == sorted(bounds, reverse=True)
+    assert bounds[-1] < 0.9 * bounds[0]
 
 
 @pytest.mark.parametrize(

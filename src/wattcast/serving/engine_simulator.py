@@ -363,8 +363,9 @@ class EngineReplica:
 
     def _cache_used(self) -> float:
         used = self._context - self._shared
-        if self._cache is not None:
-            used += self._cache.used_blocks * self._cache.block_tokens
+        cache = self._cache
+        if cache is not None:
+            used += cache.used_blocks * cache.block_tokens
         unfilled = self._unfilled * len(self._running)
         return self._full_groups * used + unfilled + self._reserved + self._kept
 
@@ -802,15 +803,13 @@ class EngineReplica:
         span_s = device_end_s - device_begin_s
         if span_s > 0.0:
             earlier_share = math.exp(-span_s / costs.host.governor_s)
-            power_w = energy_j / span_s
-            self._mean_w = self._mean_w * earlier_share + power_w * (1.0 - earlier_share)
-        context = self._context / decodes if decodes else 0.0
+            self._mean_w = self._mean_w * earlier_share + energy_j / span_s * (1.0 - earlier_share)
         used_tokens = self._cache_used()
-        cache_use = used_tokens / costs.cache_tokens
-        if self._cache is not None:
+        cache = self._cache
+        if cache is not None and cache.free_blocks:
             room_blocks = (costs.cache_tokens - used_tokens) / self._tokens_a_block
-            if self._cache.free_blocks > room_blocks:
-                self._cache.shrink(room_blocks)
+            if cache.free_blocks > room_blocks:
+                cache.shrink(room_blocks)
         segment = _pack_segment(
             begin_s,
             first_output_s,
@@ -818,10 +817,10 @@ class EngineReplica:
             device_begin_s,
             device_end_s,
             *counts,
-            context,
+            self._context / decodes if decodes else 0.0,
             energy_j,
             len(self._waiting),
-            cache_use,
+            used_tokens / costs.cache_tokens,
             waited_s,
         )
         self._segments.frombytes(segment)

@@ -7,7 +7,8 @@ bounds, so an option whose bound is behind the best plan need not be simulated.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -26,6 +27,8 @@ from wattcast.serving.step_costs import StepCosts
 from wattcast.serving.step_tabulation import StepRange, tabulate_step_costs
 
 _ROUNDS = 4  # in which batch and rate come close to each other
+# Weights of time against power, of which each gives a bound, ``(weight, part, clock)``.
+_TIME_WEIGHTS = np.linspace(0.0, 1.0, 9)[:, np.newaxis, np.newaxis]
 
 
 def tabulate_option(
@@ -80,8 +83,7 @@ def set_card(
     The governor holds the same share of any limit.
     """
     governor_share = table.limit_w / float(np.mean(chip.power.limit_w))
-    costs = table.cap_clock(clock_hz, chip)
-    return replace(costs, limit_w=power_limit_w * governor_share)
+    return table.cap_clock(clock_hz, chip).limit_power(power_limit_w * governor_share)
 
 
 def _predict_table(demand: ServiceDemand, option: PlanOption) -> StepCosts | BadInput:
@@ -116,17 +118,22 @@ def _bound_steps(
     each, and T at most from token to token, N = λ·(O - 1)·T by Little's law. Fewer sequences share
     a step, so the rate falls with N and N with the rate; four rounds come close to where they meet.
     """
+    prompt = demand.mean_lengths[0]
+    most = max(
+        min(most_seqs, int(costs.cache_tokens / max(costs.groups.count_slots(prompt), 1.0))), 1
+    )
+    work = _RequestWork(
+        _bound_prompt(costs, prompt),
+        _bound_shared_steps(demand, costs, most),
+        _count_mixed_steps(prompt, most_seqs, option),
+    )
     per_s = math.inf
     batch = float(most_seqs)
     later_tokens = max(demand.mean_lengths[1] - 1.0, 0.0)
     for _ in range(_ROUNDS):
-        per_s, joules = _bound_batch(
-            demand,
-            costs,
-            max(batch, 1.0),
-            most_seqs,
-            option,
-        )
+        full = min(max(math.ceil(batch), 1), most)
+        apart = _bound_decode_steps(demand, costs, full, work.mixed_steps)
+        per_s, joules = _bound_batch(costs, work, apart, option.pools)
         per_engine_s = per_s / max(option.pools[1], 1)
         decoding = per_engine_s * later_tokens * demand.longest_token_s
         if decoding >= batch:
@@ -135,43 +142,69 @@ def _bound_steps(
     return per_s, joules
 
 
+@dataclass(frozen=True)
+class _RequestWork:
+    """What the steps of one request cost at least, as rows of latencies and energies."""
+
+    prompt: Array
+    shared_steps: Array  # of all later tokens, if every step were as full as it can be
+    mixed_steps: float  # that hold prompts of one request, at most
+
+
+def _bound_prompt(costs: StepCosts, prompt: float) -> Array:
+    """Bound the cost of a request's prompt: its tokens in the largest step, and its attention."""
+    place = min(max(round(prompt), 1), len(costs.prompt) - 1)
+    return np.asarray(costs.prompt[place] + costs.token_line[1] * prompt)
+
+
 def _bound_batch(
-    demand: ServiceDemand,
     costs: StepCosts,
-    batch: float,
-    most_seqs: int,
-    option: PlanOption,
+    work: _RequestWork,
+    apart: Array,
+    pools: tuple[int, int],
 ) -> tuple[float, float]:
-    """Bound rate and joules where ``batch`` sequences decode at once, as ``_bound_steps`` does.
+    """Bound rate and joules where steps without prompts cost ``apart``, as ``_bound_steps`` does.
 
     A step over T tokens costs at least a + b·T. A request has P prompt tokens, which cost b·P and
     their own attention, and takes part in O - 1 decode steps, which two bounds hold for; the larger
     counts.
     """
-    prompt = demand.mean_lengths[0]
-    most = max(
-        min(most_seqs, int(costs.cache_tokens / max(costs.groups.count_slots(prompt), 1.0))), 1
-    )
-    full = min(max(math.ceil(batch), 1), most)
-
-    # costs of the prompt and of all later tokens, as rows of latencies and energies
-    prompt_place = min(max(round(prompt), 1), len(costs.prompt) - 1)
-    first = costs.prompt[prompt_place] + costs.token_line[1] * prompt
-    shared = _bound_shared_steps(demand, costs, most)
-    apart = _bound_decode_steps(demand, costs, full, _count_mixed_steps(prompt, most_seqs, option))
-    later = np.maximum(shared, apart)
+    first = work.prompt
+    shared = work.shared_steps
 
     # joules at the clocks that the power limit allows, and the rate
-    seconds, joules = np.split(first + later, 2)
+    seconds, joules = np.split(first + np.maximum(shared, apart), 2)
     governed = costs.count_governed_clocks()
     beyond_j = float((joules - costs.idle_w * seconds)[:governed].min())
-    per_s = 1.0 / float(seconds.min())
-    prefill, decode = option.pools
+    prefill, decode = pools
     if prefill:
-        prompt_s = float(first[: costs.clocks].min())
-        decode_s = max(float(later[: costs.clocks].min()), 1e-12)
+        prompt_s = _bound_busy_s(costs, (first,))
+        decode_s = max(_bound_busy_s(costs, (shared,)), _bound_busy_s(costs, (apart,)), 1e-12)
         per_s = min(max(prefill / prompt_s, 1e-9), decode / decode_s)
+    else:
+        both = (_bound_busy_s(costs, (first, shared)), _bound_busy_s(costs, (first, apart)))
+        per_s = 1.0 / max(float(seconds.min()), *both)
     return per_s / PLAN.bound_slack, PLAN.bound_slack * max(beyond_j, 0.0)
+
+
+def _bound_busy_s(costs: StepCosts, parts: Sequence[Array]) -> float:
+    """Bound the seconds between two requests of an engine that never rests and keeps to its limit.
+
+    A request's parts take s seconds and e joules beyond idle power, at clocks that may differ. With
+    λ requests a second the engine is busy for λ Σs ≤ 1 and draws λ Σe ≤ L - I more than idle, for
+    the limit L and idle power I. So for each weight w between 0 and 1
+
+        1/λ ≥ Σ min over clocks of (w s + (1 - w) e / (L - I)).
+
+    The governor holds no limit that a part of a step exceeds even at the lowest clock.
+    """
+    seconds, joules = np.split(np.stack(parts), 2, axis=-1)
+    room_w = costs.limit_w - costs.idle_w
+    if room_w <= 0.0 or math.isinf(room_w) or costs.part_power_w[-1] > costs.limit_w:
+        return float(seconds.min(axis=-1).sum())
+    beyond_s = (joules - costs.idle_w * seconds) / room_w
+    weighed_s = _TIME_WEIGHTS * seconds + (1.0 - _TIME_WEIGHTS) * beyond_s
+    return float(weighed_s.min(axis=-1).sum(axis=-1).max())
 
 
 def _bound_shared_steps(

@@ -391,6 +391,8 @@ class KindSearch:
 
         Without a limit, since the governor's swings may delay a token that a lower clock does not.
         """
+        if useful and self.trials.has_served(option, self.demand.peak_per_s / useful):
+            return False  # a setting that is no faster did, and so the fastest hardly fails
         settings = tried.list_settings(self.demand, self.gpu)
         clock_hz = max(clock for _, clock in settings)
         fastest = replace(
@@ -459,6 +461,7 @@ class RateTrials:
         self.simulated = 0
         self._failed: dict[Hashable, list[FailedRate]] = {}
         self._largest: dict[Hashable, int] = {}  # sequences of a step, of rates that were served
+        self._served_per_s: dict[Hashable, float] = {}  # the highest rate, by layout
         # brief and whole runs, by all but the batch limit: the limit of an engine, and the run
         self._brief: dict[Hashable, list[LimitedRun]] = {}
         self._whole: dict[Hashable, list[LimitedRun]] = {}
@@ -484,7 +487,17 @@ class RateTrials:
             failures.append(FailedRate(*setting, rate_per_s, is_governed))
             return True
         self._largest[key] = run.largest_batch
+        layout = option.key, option.max_tokens
+        self._served_per_s[layout] = max(rate_per_s, self._served_per_s.get(layout, 0.0))
         return False
+
+    def has_served(
+        self,
+        option: PlanOption,
+        rate_per_s: float,
+    ) -> bool:
+        """Say whether a replica of this layout was seen to serve a rate, at any setting."""
+        return self._served_per_s.get((option.key, option.max_tokens), 0.0) >= rate_per_s
 
     def serve(
         self,

@@ -106,6 +106,13 @@ class StepCosts:
             waiting_w=idle_w * self.host.waiting_power,
         )
 
+    def limit_power(self, limit_w: float) -> StepCosts:
+        """Return the costs under another power limit, with what was derived from the tables."""
+        limited = replace(self, limit_w=limit_w)
+        for name in ("part_power_w", "token_line"):
+            vars(limited)[name] = getattr(self, name)
+        return limited
+
     def count_governed_clocks(self) -> int:
         """Count the clocks, from the highest, to which the power limit can drive a step.
 
