@@ -105,7 +105,22 @@ def test_a_report_that_shows_everything_is_a_total(verb, reference: Path, tmp_pa
     argv += ["--config", str(folder / "gpuwattch_gtx480.xml"), "--out", str(tmp_path)]
     code, said, _ = verb("lab", "power-trace", *argv, "--compat", "gpuwattch")
     assert code == ExitCode.OK
-    assert json.loads(said)["kernels"][0]["power_w"] == pytest.approx(REPORTED_W, rel=0.05)
+    kernel = json.loads(said)["kernels"][0]
+    assert kernel["power_w"] == pytest.approx(REPORTED_W, rel=0.05)
+    assert kernel["reported_w"] == REPORTED_W
+
+
+def test_other_energies_are_told_beside_the_reports_own_watts(
+    verb, reference: Path, tmp_path: Path
+) -> None:
+    """Energies from the architecture without the original's quirks gave 139.6 W, no word of 101.7."""
+    folder = public_run(reference)
+    argv = [str(folder / "power_report.log"), "--out", str(tmp_path)]
+    code, said, _ = verb(
+        *("lab", "power-trace", *argv, "--config", str(folder / "gpuwattch_gtx480.xml"))
+    )
+    assert code == ExitCode.OK
+    assert "the report says 101.703 W" in said
 
 
 def test_accelwattchs_own_hardware_counters(verb, reference: Path, tmp_path: Path) -> None:

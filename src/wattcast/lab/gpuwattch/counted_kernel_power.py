@@ -5,6 +5,7 @@ kernel. Components that no counter shows are left out and named: the sum is then
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ class CountedKernelPower:
     notes: tuple[str, ...]
     file: Path
     estimate: PowerRange | None = None  # with the unseen components estimated
+    reported_w: tuple[float, ...] = ()  # totals that a simulator's report says itself
 
     @property
     def is_lower_bound(self) -> bool:
@@ -74,20 +76,25 @@ class CountedKernelPower:
     def kernel_watts(self, row: int) -> dict[str, float | None]:
         """Return the watts of a kernel by name: its power, or a lower bound and an estimate."""
         sum_w = float(self.power.total_w[row])
+        said = {"reported_w": self.reported_w[row]} if self._has_report(row) else {}
         if not self.is_lower_bound:
-            return {"power_w": sum_w}
-        watts: dict[str, float | None] = {"power_w": None, "power_at_least_w": sum_w}
+            return {"power_w": sum_w, **said}
+        watts: dict[str, float | None] = {"power_w": None, "power_at_least_w": sum_w, **said}
         if self.estimate is not None:
             watts["estimate_w"] = float(self.estimate.about_w[row])
             watts["estimate_low_w"] = float(self.estimate.low_w[row])
             watts["estimate_high_w"] = float(self.estimate.high_w[row])
         return watts
 
+    def _has_report(self, row: int) -> bool:
+        return row < len(self.reported_w) and math.isfinite(self.reported_w[row])
+
     def describe_kernel(self, row: int) -> str:
         """Return the watts of a kernel in words."""
         watts = self.kernel_watts(row)
         if not self.is_lower_bound:
-            return f"{watts['power_w']:10.3f} W"
+            said = f"; the report says {watts['reported_w']:.3f} W" * self._has_report(row)
+            return f"{watts['power_w']:10.3f} W{said}"
         text = f"at least {watts['power_at_least_w']:10.3f} W"
         if self.estimate is not None:
             low, high = watts["estimate_low_w"], watts["estimate_high_w"]
@@ -141,6 +148,7 @@ def compute_kernel_power(request: TraceRequest, source: CounterSource) -> Counte
         partial=partial,
         notes=(*chip.notes, *counted.notes, *built.notes),
         file=request.out / "kernel_power.csv",
+        reported_w=counted.reported_w,
         estimate=_estimate_all_power(built.model, counted, chip) if lost or partial else None,
     )
     _write_kernel_power(kernels)

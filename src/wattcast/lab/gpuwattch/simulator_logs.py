@@ -74,6 +74,7 @@ class CountedKernels(NamedTuple):
     activity: Activity
     given_w: Mapping[str, Array] = {}
     notes: tuple[str, ...] = ()
+    reported_w: tuple[float, ...] = ()  # totals that the file itself says, where it does
 
 
 def find_source(path: Path) -> CounterSource:
@@ -127,6 +128,7 @@ def read_power_report(
     names = []
     rows = []
     static_w = []
+    reported_w = []
     empty = []
     for block in blocks:
         name = block.split(maxsplit=1)[0] if block.strip() else ""
@@ -138,6 +140,7 @@ def read_power_report(
         names.append(name)
         rows.append(counts)
         static_w.append(_parse_number(figures.get("gpu_avg_STATICP", "0")))
+        reported_w.append(_parse_number(figures.get("kernel_avg_power", "nan")))
     if not rows:
         expectation = "a power report with kernels that had samples"
         raise bad_value(path.name, expectation, f"{len(blocks)} kernels without")
@@ -155,7 +158,13 @@ def read_power_report(
         OperatingPoint(clock_hz=sampling.clock_hz),
         ActivitySource.SIMULATED,
     )
-    return CountedKernels(tuple(names), activity, given_w, tuple(notes))
+    return CountedKernels(
+        tuple(names),
+        activity,
+        given_w,
+        tuple(notes),
+        tuple(reported_w),
+    )
 
 
 def _split_kernels(text: str) -> list[str]:
