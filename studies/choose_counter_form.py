@@ -29,7 +29,7 @@ import numpy as np
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.row_tables import database_folder
 from wattcast.lab.counter_models.microbench_lines import make_table_lines
-from wattcast.lab.counter_models.two_rails import (
+from wattcast.lab.counter_models.rails_apart import (
     RailsDesign,
     leaning_errors,
     make_rails_design,
@@ -145,9 +145,9 @@ class HeldOutFamilies:
         """Return the design with a ramp of memory power that is complete at a rate."""
         memory = [i for i, p in enumerate(self.table.predictors) if p.rail == "memory"]
         awake = np.minimum(self.table.occurrence[:, memory].sum(axis=1) / full_byte_per_s, 1.0)
-        return replace(
-            self.design, memory=np.concatenate([self.design.memory, awake[:, np.newaxis]], axis=1)
-        )
+        rail = self.design.rail("memory")
+        columns = np.concatenate([rail.columns, awake[:, np.newaxis]], axis=1)
+        return self.design.with_rail(replace(rail, columns=columns))
 
     def held_out(self, design: RailsDesign) -> tuple[Array, Array]:
         """Return total and memory power of each row by a fit without its family; idle rows are
@@ -159,7 +159,7 @@ class HeldOutFamilies:
             costs = solve_rails(design, self.train if family == "idle" else ~mine, LEANING)
             total_w[mine], memory_w[mine] = (
                 costs.total_w(design)[mine],
-                costs.memory_power_w(design)[mine],
+                costs.apart_w(design)[mine],
             )
         return total_w, memory_w
 
@@ -179,7 +179,7 @@ def main() -> None:
     rows = HeldOutFamilies()
 
     def memory_error_w(design: RailsDesign) -> float:
-        return float(np.abs(rows.held_out(design)[1] - design.memory_w).mean())
+        return float(np.abs(rows.held_out(design)[1] - design.rail("memory").power_w).mean())
 
     steps = {full: rows.add_memory_step(full) for full in STEP_BYTE_PER_S}
     errors_w = {full: memory_error_w(design) for full, design in steps.items()}

@@ -20,7 +20,7 @@ from wattcast.lab.counter_models.microbench_lines import (
     RESULT_FILES,
     moves_frames,
 )
-from wattcast.lab.counter_models.two_rails import (
+from wattcast.lab.counter_models.rails_apart import (
     RailsDesign,
     RailsFit,
     leaning_errors,
@@ -56,7 +56,9 @@ def error_variants(fit: RailsFit, gpu: str) -> dict[str, float]:
     )
     partial = np.array([name.startswith(PARTIAL_RATES) for name in names])
     kept = [event != "l2_write_sector" for event in fit.design.core_events]
-    second = replace(fit.design, core=fit.design.core[:, kept], memory=fit.design.memory[:, :-1])
+    memory = fit.design.rail("memory")
+    without_step = replace(memory, columns=memory.columns[:, :-1])
+    second = replace(fit.design, core=fit.design.core[:, kept]).with_rail(without_step)
     found = {
         "plain_least_squares": error(solve_rails(fit.design, fit.train, 0.5).total_w(fit.design)),
         "form_of_the_second_round": refit(fit.train, second),

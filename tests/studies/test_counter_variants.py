@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from studies import counter_variants as study
-from wattcast.lab.counter_models.two_rails import shipped_fit
+from wattcast.lab.counter_models.rails_apart import shipped_fit
 from wattcast.lab.validate.counter_model_checks import multimedia_power
 
 

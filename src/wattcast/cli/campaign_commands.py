@@ -281,7 +281,7 @@ def counters(
         return CommandOutput.from_verb(campaign_verbs.counters(**options))
     from wattcast.lab.counter_models.counter_design import design_counters
     from wattcast.lab.counter_models.counter_table import read_counter_table
-    from wattcast.lab.counter_models.two_rails import read_shipped_table
+    from wattcast.lab.counter_models.rails_apart import read_shipped_table
     from wattcast.predictor.api import find_gpu
 
     if Path(design).is_file() and columns is None:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     )
     from wattcast.lab.counter_models.fit_diagnostics import ClockSubset, FittedCost
     from wattcast.lab.counter_models.rail_terms import CounterModelKind
-    from wattcast.lab.counter_models.two_rails import RailsFit
+    from wattcast.lab.counter_models.rails_apart import RailsFit
     from wattcast.report.figure_style import FigureMaker
 
 TABLE_FORMS = ("table", "gpmtool", "dcgm")
@@ -460,7 +460,7 @@ def fit_counters_command(
         counter_fit,
         counter_fit_report,
         gpmtool_files,
-        two_rails,
+        rails_apart,
     )
     from wattcast.power.power_model import save_model
 
@@ -477,7 +477,7 @@ def fit_counters_command(
                 "some",
                 "Remove `rails` from the map to fit all kinds of model to the total.",
             )
-        return _fit_rails(env, two_rails.fit_rails(first), choices, name)
+        return _fit_rails(env, rails_apart.fit_rails(first), choices, name)
     programs = None
     if choices.predict is not None:
         programs = gpmtool_files.read_applications(choices.predict)
@@ -525,15 +525,15 @@ def _fit_rails(
     choices: CounterTableOptions,
     name: str,
 ) -> CommandOutput:
-    """Save, print and draw a fit of two rails, of which one was measured by itself."""
-    from wattcast.lab.counter_models import counter_figures, two_rails
+    """Save, print and draw a fit with rails that were measured by themselves."""
+    from wattcast.lab.counter_models import counter_figures, rails_apart
     from wattcast.lab.paper_figures import multimedia_figures
     from wattcast.power.power_model import save_model
 
     if choices.out is not None:
-        save_model(two_rails.make_saved_rails(rails, name, choices.device), choices.out)
+        save_model(rails_apart.make_saved_rails(rails, name, choices.device), choices.out)
         env.say(f"model saved: {choices.out}")
-    plain = two_rails.rails_fit_to_plain(rails)
+    plain = rails_apart.rails_fit_to_plain(rails)
 
     def figures() -> dict[str, FigureMaker]:
         source = counter_figures.describe_source(rails, choices.device)
@@ -652,7 +652,7 @@ def _print_rails(
     result: RailsFit,
     plain: dict[str, Any],
 ) -> None:
-    from wattcast.lab.counter_models.two_rails import format_event_cost
+    from wattcast.lab.counter_models.rails_apart import format_event_cost
 
     shown = [format_event_cost(c.name, c.value) for c in result.coefficients]
     _print_costs(console, "Costs at relative voltage 1", result.coefficients, shown)
@@ -660,7 +660,7 @@ def _print_rails(
     errors = new_table(
         "rows",
         "n",
-        "two rails",
+        "rails apart",
         *(kind.split("_")[0] for kind in error_of_kind),
         title="Error, %",
     )
@@ -682,8 +682,6 @@ def _print_rails(
         )
     console.print(tested)
     trials = ", ".join(f"{lean:g}: {error:.2f} %" for lean, error in result.trials.items())
-    console.print(
-        f"Leaning {result.leaning:g}, by error on held-out {result.table.choose_on} rows "
-        f"({trials})."
-    )
+    chosen = f", by error on held-out {result.table.choose_on} rows ({trials})" if trials else ""
+    console.print(f"Leaning {result.leaning:g}{chosen}.")
     print_notes(console, result.warnings, "")

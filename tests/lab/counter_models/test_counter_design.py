@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from made_tables import made_table
-from test_two_rails import two_rail_table
+from test_rails_apart import two_rail_table
 
 from wattcast.core.errors import BadInput
 from wattcast.lab.counter_models.counter_design import design_counters

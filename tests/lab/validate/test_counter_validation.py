@@ -20,11 +20,11 @@ from wattcast.cli.measure_bridges import prepare_estimate
 from wattcast.core.errors import BadInput
 from wattcast.core.row_journals import read_lines
 from wattcast.core.row_tables import database_folder
-from wattcast.lab.counter_models import two_rails
+from wattcast.lab.counter_models import rails_apart
 from wattcast.lab.counter_models.counter_figures import make_rails_figures
 from wattcast.lab.counter_models.microbench_lines import make_table_lines
 from wattcast.lab.counter_models.profiler_counters import compute_ncu_events, list_ncu_metrics
-from wattcast.lab.counter_models.two_rails import RailsFit, shipped_fit
+from wattcast.lab.counter_models.rails_apart import RailsFit, shipped_fit
 from wattcast.lab.microbench.benchmark_suite import list_benchmarks
 from wattcast.lab.paper_figures.multimedia_figures import RAIL_PARTS, make_figures, table_activity
 from wattcast.lab.validate.counter_model_checks import (
@@ -260,7 +260,7 @@ def test_table_and_fit_as_commands(
     assert {path.stem for path in figures.glob("*.png")} == set(
         make_rails_figures(fit) | make_figures(fit, "")
     )
-    monkeypatch.setattr(two_rails, "fit_rails", lambda *given, **options: fit)
+    monkeypatch.setattr(rails_apart, "fit_rails", lambda *given, **options: fit)
     code, out = run("lab", "fit", "counters", str(table), "--columns", "h200")
     assert code == 0
     assert "dct_fp64_cached_at_rate" in out

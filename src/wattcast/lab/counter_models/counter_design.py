@@ -24,7 +24,7 @@ from wattcast.lab.counter_models.model_selection import (
 )
 from wattcast.lab.counter_models.profiler_counters import list_ncu_metrics
 from wattcast.lab.counter_models.rail_terms import CounterModelKind
-from wattcast.lab.counter_models.two_rails import (
+from wattcast.lab.counter_models.rails_apart import (
     choose_leaning,
     keep_events,
     leaning_errors,
@@ -71,7 +71,7 @@ def design_counters(table: CounterTable) -> CounterDesign:
     """Choose events one after the other by the error on held-out benchmarks of the rows to train
     on.
     """
-    always = _list_memory_events(table)
+    always = _list_apart_events(table)
     candidates = [event for event in range(len(table.predictors)) if event not in always]
     if len(candidates) < 2:
         raise bad_value(table.name, "two events or more to choose from", len(candidates))
@@ -105,16 +105,15 @@ def design_counters(table: CounterTable) -> CounterDesign:
     )
 
 
-def _list_memory_events(table: CounterTable) -> list[int]:
-    """Return the predictors of a memory rail that is measured apart."""
-    if "memory" not in table.rail_w:
-        return []
-    return [place for place, p in enumerate(table.predictors) if p.rail == "memory"]
+def _list_apart_events(table: CounterTable) -> list[int]:
+    """Return the predictors of rails beside the core that are measured apart."""
+    apart = table.rail_w.keys() - {"core"}
+    return [place for place, p in enumerate(table.predictors) if p.rail in apart]
 
 
 def _choose_leaning(table: CounterTable) -> float:
     """Return the leaning of all events, least squares where no group chooses it."""
-    if "memory" not in table.rail_w or not table.choose_on:
+    if not table.rail_w or not table.choose_on:
         return LEAST_SQUARES
     train, _ = split_rows(table)
     return choose_leaning(leaning_errors(table, make_rails_design(table), train))
@@ -145,11 +144,11 @@ class _EventJudge:
 
     @property
     def has_rails(self) -> bool:
-        """Whether memory power is measured apart."""
-        return "memory" in self.table.rail_w
+        """Whether a rail is measured apart."""
+        return bool(self.table.rail_w)
 
     def held_out_errors(self, events: Sequence[int]) -> Array:
-        """Return the error of each benchmark (of each busy row, where memory has a rail) with its
+        """Return the error of each benchmark (of each busy row, where a rail is measured apart) with its
         fold held out.
         """
         table = keep_events(self.table, events)

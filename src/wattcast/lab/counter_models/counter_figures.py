@@ -18,7 +18,7 @@ from wattcast.lab.counter_models.fit_diagnostics import FittedCost
 from wattcast.lab.counter_models.launch_power import PowerEstimate
 from wattcast.lab.counter_models.model_selection import TermsFit, average_error_plane
 from wattcast.lab.counter_models.rail_terms import CounterModelKind
-from wattcast.lab.counter_models.two_rails import RailsFit
+from wattcast.lab.counter_models.rails_apart import RailsFit
 from wattcast.power.activity import known_events
 from wattcast.report import figure_style
 from wattcast.report.figure_style import (

@@ -15,7 +15,7 @@ import numpy as np
 from wattcast.core.arrays import Array
 from wattcast.hardware import OperatingPoint
 from wattcast.lab.counter_models.counter_table import CounterTable
-from wattcast.lab.counter_models.two_rails import RailsFit
+from wattcast.lab.counter_models.rails_apart import RailsFit
 from wattcast.lab.validate.counter_model_checks import AT_RATE
 from wattcast.power.activity import Activity, ActivitySource
 from wattcast.report.figure_style import (

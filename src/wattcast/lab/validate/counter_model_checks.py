@@ -36,7 +36,7 @@ from wattcast.core.row_tables import (
 from wattcast.hardware import OperatingPoint
 from wattcast.lab.counter_models import microbench_lines
 from wattcast.lab.counter_models.microbench_lines import events_of_launch
-from wattcast.lab.counter_models.two_rails import RailsFit, shipped_fit
+from wattcast.lab.counter_models.rails_apart import RailsFit, shipped_fit
 from wattcast.power.activity import Activity, ActivitySource
 
 AT_RATE = "_at_rate"

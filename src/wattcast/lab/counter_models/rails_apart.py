@@ -1,14 +1,20 @@
-"""Fit counter models of a card that measures its memory power separately: two rails, each to its
-own power.
+"""Fit counter models of a device that measures rails apart, each of these to its own power.
+
+The H200 measures its memory, boards such as Jetson Orin their GPU, processor and input. With memory
+measured apart,
 
 P = P_base + C_clk·V²·f + V²·Σ C_i·ρ_i (all but memory) + P_mem + Σ E_d·ρ_d + P_awake·min(Σ ρ_d /
 ρ_awake, 1) (memory) [Stokke2016, Eq. 8 to 10], with the core clock f, the relative voltage V, rates
 ρ of events, and leakage within the base. ρ_awake is the rate from which on memory draws a step in
 full. Three steps, all non-negative and on relative errors:
 
-1. memory power against DRAM traffic, outliers weighted down (the sensor is a one-second average);
+1. power of each rail measured apart against its events, such as memory's against DRAM traffic,
+   outliers weighted down (the sensor is a one-second average);
 2. power of the idle device over the clock: a base and a clock tree;
 3. the rest of the *total* (which is the better sensor) against counted events.
+
+Where the core's rail is measured too, steps 2 and 3 take its power, and one rail that is not
+measured has what the others leave of the total.
 
 Step 3 leans upwards. Operands that repeat switch less than random ones, and no counter sees it: a
 microbenchmark can only cost less than real work of the same counts, not more. So a row with power
@@ -38,7 +44,10 @@ from wattcast.lab.counter_models import counter_table, fit_diagnostics
 from wattcast.lab.counter_models.counter_fit_report import list_test_rows
 from wattcast.lab.counter_models.counter_table import CounterTable
 from wattcast.lab.counter_models.fit_diagnostics import FittedCost
-from wattcast.lab.counter_models.fitted_power_model import average_measured_voltage
+from wattcast.lab.counter_models.fitted_power_model import (
+    RAIL_CLOCKS,
+    average_measured_voltage,
+)
 from wattcast.lab.counter_models.microbench_lines import make_table_lines
 from wattcast.lab.counter_models.model_selection import (
     FitWorkbench,
@@ -55,6 +64,7 @@ from wattcast.power.hybrid_rail import (
 )
 from wattcast.power.power_model import SavedModel
 
+LEAST_SQUARES = 0.5  # the leaning that does not lean
 LEANINGS = (0.5, 0.6, 0.7, 0.8, 0.9)
 REWEIGHTING_STEPS = 25  # of reweighting
 SMALLEST_NANOJOULE_COST = 1e-10  # J; smaller costs are shown in picojoules
@@ -63,19 +73,43 @@ SAME_COUNT = 1.0 - 1e-9  # cosine of two columns that count the same
 
 
 @dataclass(frozen=True)
+class ApartRail:
+    """A rail whose power is known by itself, and its columns by row."""
+
+    name: str
+    # (row, 1 + event): 1 and occurrence, then how far memory is awake where the table says when
+    columns: Array
+    events: tuple[str, ...]
+    power_w: Array
+
+    @property
+    def cost_names(self) -> tuple[str, ...]:
+        """What each column costs, in words."""
+        awake = [f"{self.name} awake"] * (self.columns.shape[1] - 1 - len(self.events))
+        return (f"{self.name} base", *self.events, *awake)
+
+
+@dataclass(frozen=True)
 class RailsDesign:
-    """The columns of both rails by row, which a fit multiplies with costs."""
+    """The columns of all rails by row, which a fit multiplies with costs."""
 
     static: Array  # (row, 2): 1 and V²·f
     core: Array  # (row, event) occurrence times V²
-    # (row, 1 + event): 1 and occurrence, then how far memory is awake where the table says when
-    memory: Array
     core_events: tuple[str, ...]
-    memory_events: tuple[str, ...]
+    apart: tuple[ApartRail, ...]
     voltage: RailVoltage
     power_w: Array
-    memory_w: Array
     idle: Mask
+    core_w: Array | None = None  # where the core's rail is measured too
+
+    def rail(self, name: str) -> ApartRail:
+        """Return a rail measured apart by its name."""
+        return next(rail for rail in self.apart if rail.name == name)
+
+    def with_rail(self, rail: ApartRail) -> RailsDesign:
+        """Return the design with another version of one of its rails."""
+        apart = tuple(rail if old.name == rail.name else old for old in self.apart)
+        return replace(self, apart=apart)
 
 
 @dataclass(frozen=True)
@@ -84,16 +118,18 @@ class RailsCosts:
 
     static: Array
     core: Array
-    memory: Array
+    apart: Mapping[str, Array]  # of each rail measured apart
 
-    def memory_power_w(self, design: RailsDesign) -> Array:
-        """Return the power of the memory rail, ``(row,)``."""
-        return np.asarray(design.memory @ self.memory)
+    def apart_w(self, design: RailsDesign) -> Array:
+        """Return the power of all rails measured apart, ``(row,)``."""
+        return np.asarray(
+            np.sum([rail.columns @ self.apart[rail.name] for rail in design.apart], axis=0)
+        )
 
     def total_w(self, design: RailsDesign) -> Array:
-        """Return the power of the card, ``(row,)``."""
+        """Return the power of the device, ``(row,)``."""
         return np.asarray(
-            design.static @ self.static + design.core @ self.core + self.memory_power_w(design)
+            design.static @ self.static + design.core @ self.core + self.apart_w(design)
         )
 
 
@@ -106,35 +142,65 @@ def split_rows(table: CounterTable) -> tuple[Mask, Mask]:
 
 
 def make_rails_design(table: CounterTable) -> RailsDesign:
-    """Return the columns of both rails of a table with measured memory power and known relative
-    voltage.
-    """
-    if "memory" not in table.rail_w:
-        raise bad_value(table.name, "power of the memory rail (rails: memory)", "none")
+    """Return the columns of all rails of a table with measured rails and known relative voltage."""
     core_columns = [place for place, p in enumerate(table.predictors) if p.rail == "core"]
-    memory_columns = [place for place, p in enumerate(table.predictors) if p.rail == "memory"]
-    if not (core_columns and memory_columns):
-        raise bad_value(
-            table.name, "events on the core rail and on the memory rail", "none on one of them"
-        )
+    if not core_columns:
+        raise bad_value(table.name, "events on the core rail", "none")
     measured_v = table.voltage_v.get("core", np.ones(table.rows))
     voltage = thin_voltage(average_measured_voltage(table.clock_hz, measured_v))
     voltage_squared = voltage.level_at(table.clock_hz) ** 2
-    traffic = table.occurrence[:, memory_columns]
-    memory = [np.ones((table.rows, 1)), traffic]
-    if table.awake_per_s is not None:
-        awake_share = np.minimum(traffic.sum(axis=1, keepdims=True) / table.awake_per_s, 1.0)
-        memory.append(awake_share)
     return RailsDesign(
         static=np.stack([np.ones(table.rows), voltage_squared * table.clock_hz], axis=1),
         core=table.occurrence[:, core_columns] * voltage_squared[:, np.newaxis],
-        memory=np.concatenate(memory, axis=1),
         core_events=tuple(table.predictors[column].event for column in core_columns),
-        memory_events=tuple(table.predictors[column].event for column in memory_columns),
+        apart=tuple(
+            _make_apart_rail(table, name, power_w) for name, power_w in _list_rail_powers(table)
+        ),
         voltage=voltage,
         power_w=table.power_w,
-        memory_w=table.rail_w["memory"],
         idle=table.busy() == 0.0,
+        core_w=table.rail_w.get("core"),
+    )
+
+
+def _list_rail_powers(table: CounterTable) -> list[tuple[str, Array]]:
+    """Return the rails beside the core whose power is known: measured, or what the others leave."""
+    powers = [(name, watts) for name, watts in table.rail_w.items() if name != "core"]
+    if "core" in table.rail_w:
+        with_events = dict.fromkeys(p.rail for p in table.predictors)
+        left = [name for name in with_events if name not in table.rail_w]
+        if len(left) > 1:
+            expectation = "one rail at most that is not measured, where the core's is"
+            raise bad_value(table.name, expectation, ", ".join(left))
+        rest_w = table.power_w - np.sum(list(table.rail_w.values()), axis=0)
+        powers += [(name, rest_w) for name in left]
+    if not powers:
+        expectation = "power of a rail beside the core, such as rails: {memory: ...}"
+        raise bad_value(table.name, expectation, "none")
+    return powers
+
+
+def _make_apart_rail(
+    table: CounterTable,
+    name: str,
+    power_w: Array,
+) -> ApartRail:
+    """Return a rail's columns: one, its events, and how far memory is awake."""
+    places = [place for place, p in enumerate(table.predictors) if p.rail == name]
+    if not places:
+        raise bad_value(table.name, f"events on the rail {name}, which is measured apart", "none")
+    if not (power_w > 0.0).all():
+        raise bad_value(table.name, f"positive power of the rail {name}", "a row without")
+    traffic = table.occurrence[:, places]
+    columns = [np.ones((table.rows, 1)), traffic]
+    if name == "memory" and table.awake_per_s is not None:
+        columns.append(np.minimum(traffic.sum(axis=1, keepdims=True) / table.awake_per_s, 1.0))
+    events = tuple(table.predictors[place].event for place in places)
+    return ApartRail(
+        name,
+        np.concatenate(columns, axis=1),
+        events,
+        power_w,
     )
 
 
@@ -179,23 +245,30 @@ def solve_rails(
     busy = train & ~design.idle
     if not busy.any():
         raise bad_value("fit", "rows of a busy device", "none")
-    memory_w = design.memory_w[train]
-
-    def huber(predicted_w: Array) -> Array:
-        return huber_weights(predicted_w / memory_w - 1.0)
-
-    memory = _solve_reweighted(design.memory[train], memory_w, 1.0 / memory_w, huber)
-    rest_w = design.power_w - design.memory @ memory
+    apart = {rail.name: _solve_apart(rail, train) for rail in design.apart}
+    rest_w = design.core_w
+    if rest_w is None:
+        rest_w = design.power_w - RailsCosts(np.empty(0), np.empty(0), apart).apart_w(design)
     if not still.any():
         static, core = _solve_without_idle(design, busy, rest_w, leaning)
-        return RailsCosts(static, core, memory)
+        return RailsCosts(static, core, apart)
     static = _solve_reweighted(
         design.static[still], rest_w[still], 1.0 / design.power_w[still], np.ones_like
     )
     busy_w = (rest_w - design.static @ static)[busy]
     lean = partial(_lean_upwards, busy_w, leaning)
     core = _solve_reweighted(design.core[busy], busy_w, 1.0 / design.power_w[busy], lean)
-    return RailsCosts(static, core, memory)
+    return RailsCosts(static, core, apart)
+
+
+def _solve_apart(rail: ApartRail, train: Mask) -> Array:
+    """Return the costs of a rail from its own power, outliers weighted down."""
+    power_w = rail.power_w[train]
+
+    def huber(predicted_w: Array) -> Array:
+        return huber_weights(predicted_w / power_w - 1.0)
+
+    return _solve_reweighted(rail.columns[train], power_w, 1.0 / power_w, huber)
 
 
 def _lean_upwards(
@@ -279,7 +352,7 @@ LEAST_OCCURRENCE = 0.05
 
 @dataclass(frozen=True)
 class RailsFit:
-    """A two-rail model, the choice of its leaning, and its predictions of rows it has not seen."""
+    """A model of rails, the choice of its leaning, and its predictions of rows it has not seen."""
 
     table: CounterTable
     design: RailsDesign
@@ -306,13 +379,16 @@ class RailsFit:
 
 
 def fit_rails(table: CounterTable, leaning: float | None = None) -> RailsFit:
-    """Fit both rails to the rows that may be trained on, and predict the others.
+    """Fit all rails to the rows that may be trained on, and predict the others.
 
-    ``leaning`` is τ; without it, τ is chosen by ``leaning_errors``.
+    ``leaning`` is τ; without it, τ is chosen by ``leaning_errors``, where the table names a group
+    to choose it on.
     """
     design = make_rails_design(table)
     train, test = split_rows(table)
     trials = {}
+    if leaning is None and not table.choose_on:
+        leaning = LEAST_SQUARES
     if leaning is None:
         trials = leaning_errors(table, design, train)
         leaning = choose_leaning(trials)
@@ -374,12 +450,13 @@ def _diagnose_rails(
     costs: RailsCosts,
     leaning: float,
 ) -> tuple[list[FittedCost], float]:
-    """Return the costs of both rails with their uncertainty, and the condition of the core's
+    """Return the costs of all rails with their uncertainty, and the condition of the core's
     columns with a base.
     """
     busy = train & ~design.idle
     core = design.core[busy]
-    core_w = (design.power_w - costs.memory_power_w(design) - design.static @ costs.static)[busy]
+    rest_w = design.power_w - costs.apart_w(design) if design.core_w is None else design.core_w
+    core_w = (rest_w - design.static @ costs.static)[busy]
     side = _lean_upwards(core_w, leaning, core @ costs.core)
     weight = np.sqrt(side) / design.power_w[busy]
     coefficients = _diagnose_rail(
@@ -390,17 +467,15 @@ def _diagnose_rails(
         weight,
     )
 
-    memory_names = ["memory base", *design.memory_events]
-    if table.awake_per_s is not None:
-        memory_names.append("memory awake")
-    memory_w = design.memory_w[train]
-    coefficients += _diagnose_rail(
-        memory_names,
-        design.memory[train],
-        memory_w,
-        costs.memory,
-        1.0 / memory_w,
-    )
+    for rail in design.apart:
+        power_w = rail.power_w[train]
+        coefficients += _diagnose_rail(
+            rail.cost_names,
+            rail.columns[train],
+            power_w,
+            costs.apart[rail.name],
+            1.0 / power_w,
+        )
 
     with_base = np.concatenate([np.ones((core.shape[0], 1)), core], axis=1)
     weighted = with_base * weight[:, np.newaxis]
@@ -414,7 +489,6 @@ def _make_hybrid_rail(
 ) -> HybridRail:
     """Return the power model that predicts the same watts as the costs."""
     base_w, clock_f = costs.static.tolist()
-    memory_base_w = float(costs.memory[0])
     core = EventRail(
         "core",
         RailClock.CORE,
@@ -422,16 +496,21 @@ def _make_hybrid_rail(
         clock_f=clock_f,
         event_f=dict(zip(design.core_events, costs.core.tolist(), strict=True)),
     )
-    event_count = len(design.memory_events)
-    event_j = costs.memory[1 : 1 + event_count].tolist()
-    memory = EventRail(
-        "memory",
-        RailClock.MEMORY,
-        event_f=dict(zip(design.memory_events, event_j, strict=True)),
-    )
-    if table.awake_per_s is not None:
-        memory = replace(memory, awake_w=float(costs.memory[-1]), awake_per_s=table.awake_per_s)
-    return HybridRail(base_w + memory_base_w, (core, memory))
+    rails = [core]
+    for rail in design.apart:
+        costs_of_rail = costs.apart[rail.name]
+        base_w += float(costs_of_rail[0])
+        event_j = costs_of_rail[1 : 1 + len(rail.events)].tolist()
+        saved = EventRail(
+            rail.name,
+            RAIL_CLOCKS[rail.name],
+            event_f=dict(zip(rail.events, event_j, strict=True)),
+        )
+        if table.awake_per_s is not None and rail.columns.shape[1] > 1 + len(rail.events):
+            awake_w = float(costs_of_rail[-1])
+            saved = replace(saved, awake_w=awake_w, awake_per_s=table.awake_per_s)
+        rails.append(saved)
+    return HybridRail(base_w, tuple(rails))
 
 
 def _warn_about_rails(
@@ -638,7 +717,8 @@ def make_saved_rails(
         judged.name.replace(",", ""): result.error_percent(judged.rows, judged.held_out)
         for judged in _list_judged_sets(result)
     }
-    leaning = f"Leaning {result.leaning:g}, chosen by held-out {result.table.choose_on} rows."
+    chosen = f", chosen by held-out {result.table.choose_on} rows" if result.trials else ""
+    leaning = f"Leaning {result.leaning:g}{chosen}."
     source = f"wattcast lab fit counters, {int(result.train.sum())} rows of {result.table.name}"
     return SavedModel(
         name,

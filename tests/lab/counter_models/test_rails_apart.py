@@ -14,7 +14,7 @@ from numpy.testing import assert_allclose
 from wattcast.core.arrays import index_distinct
 from wattcast.core.errors import BadInput
 from wattcast.lab.counter_models.counter_table import CounterPredictor, CounterTable
-from wattcast.lab.counter_models.two_rails import (
+from wattcast.lab.counter_models.rails_apart import (
     fit_rails,
     make_rails_design,
     make_saved_rails,
@@ -77,7 +77,7 @@ def two_rail_table(seed: int = 5, singles: int = 30) -> CounterTable:
 def test_known_costs_are_found() -> None:
     fit = fit_rails(two_rail_table())
     assert_allclose(fit.costs.core, CORE_J, rtol=1e-6)
-    assert_allclose(fit.costs.memory, [MEMORY_W, DRAM_J], rtol=1e-6)
+    assert_allclose(fit.costs.apart["memory"], [MEMORY_W, DRAM_J], rtol=1e-6)
     assert_allclose(fit.costs.static, [BASE_W, CLOCK_J], rtol=1e-6)
     assert fit.error_percent(fit.test) < 1e-4
     assert fit.error_percent(fit.train & ~fit.design.idle, held_out=True) < 1e-4
@@ -100,7 +100,7 @@ def with_a_step(
 
 def test_memory_that_wakes_up_draws_a_step() -> None:
     fit = fit_rails(with_a_step(two_rail_table()))
-    assert_allclose(fit.costs.memory, [MEMORY_W, DRAM_J, 12.0], rtol=1e-6)
+    assert_allclose(fit.costs.apart["memory"], [MEMORY_W, DRAM_J, 12.0], rtol=1e-6)
     assert fit.error_percent(fit.test) < 1e-4
     assert fit.model.rails[1].awake_w == pytest.approx(12.0)
     assert "memory awake" in {c.name for c in fit.coefficients}
@@ -179,7 +179,7 @@ def test_memory_outliers_are_weighted_down() -> None:
     costs = solve_rails(
         make_rails_design(replace(table, rail_w={"memory": memory_w})), split_rows(table)[0], 0.5
     )
-    assert_allclose(costs.memory, [MEMORY_W, DRAM_J], rtol=0.02)
+    assert_allclose(costs.apart["memory"], [MEMORY_W, DRAM_J], rtol=0.02)
 
 
 def test_an_event_of_one_benchmark_is_named() -> None:
@@ -193,7 +193,7 @@ def test_an_event_of_one_benchmark_is_named() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"rail_w": {}}, "power of the memory rail"),
+        ({"rail_w": {}}, "power of a rail beside the core"),
         ({"test": ("multimedai",)}, "multimedai"),
         ({"choose_on": "mixes"}, "choose_on"),
         (
@@ -243,3 +243,57 @@ def test_no_busy_row_is_refused() -> None:
     design = make_rails_design(table)
     with pytest.raises(BadInput, match="busy"):
         solve_rails(design, design.idle, 0.5)
+
+
+HOST_W, HOST_J = 3.0, 2e-10
+
+
+def three_rail_table() -> CounterTable:
+    """The same device with a host whose rail is measured as well, as Jetson boards have it."""
+    table = two_rail_table()
+    rate = np.random.default_rng(11).uniform(0.0, 3e10, table.rows)
+    rate[:2] = 0.0
+    host_w = HOST_W + HOST_J * rate
+    return replace(
+        table,
+        power_w=table.power_w + host_w,
+        occurrence=np.concatenate([table.occurrence, rate[:, np.newaxis]], axis=1),
+        predictors=(*table.predictors, CounterPredictor("noc_byte", "host")),
+        rail_w={**table.rail_w, "host": host_w},
+    )
+
+
+def test_several_rails_are_measured_apart() -> None:
+    fit = fit_rails(three_rail_table())
+    assert_allclose(fit.costs.core, CORE_J, rtol=1e-6)
+    assert_allclose(fit.costs.apart["memory"], [MEMORY_W, DRAM_J], rtol=1e-6)
+    assert_allclose(fit.costs.apart["host"], [HOST_W, HOST_J], rtol=1e-6)
+    assert [rail.name for rail in fit.model.rails] == ["core", "memory", "host"]
+    assert fit.error_percent(fit.test) < 1e-4
+    activity = table_activity(fit.table, fit.model.required_events)
+    assert_allclose(fit.model.power(activity).total_w, fit.predicted_w, rtol=1e-9)
+
+
+def test_the_core_is_measured_and_memory_is_what_is_left() -> None:
+    """Orin measures GPU and processor; memory is in what its input draws beyond these."""
+    table = three_rail_table()
+    core_w = table.power_w - table.rail_w["memory"] - table.rail_w["host"]
+    fit = fit_rails(replace(table, rail_w={"core": core_w, "host": table.rail_w["host"]}))
+    assert_allclose(fit.costs.core, CORE_J, rtol=1e-6)
+    assert_allclose(fit.costs.static, [BASE_W, CLOCK_J], rtol=1e-6)
+    assert_allclose(fit.costs.apart["memory"], [MEMORY_W, DRAM_J], rtol=1e-6)
+    assert fit.error_percent(fit.test) < 1e-4
+
+
+def test_two_rails_that_nobody_measured_cannot_be_told_apart() -> None:
+    table = three_rail_table()
+    core_w = table.power_w - table.rail_w["memory"] - table.rail_w["host"]
+    with pytest.raises(BadInput, match="one rail at most"):
+        fit_rails(replace(table, rail_w={"core": core_w}))
+
+
+def test_without_a_group_to_choose_on_the_fit_does_not_lean() -> None:
+    fit = fit_rails(replace(two_rail_table(), choose_on=""))
+    assert fit.leaning == 0.5
+    assert fit.trials == {}
+    assert_allclose(fit.costs.core, CORE_J, rtol=1e-6)
