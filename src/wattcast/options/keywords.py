@@ -46,6 +46,7 @@ class PredictKeywords(TypedDict, total=False):
     lora: int | None
     adapters: int | None
     sampling: str | None
+    channels_last: bool
     update: str | None
     clock: Quantity | None
     power_limit: Quantity | None
@@ -92,6 +93,7 @@ class CompareKeywords(TypedDict, total=False):
     lora: int | None
     adapters: int | None
     sampling: str | None
+    channels_last: bool
     update: str | None
     clock: Quantity | None
     power_limit: Quantity | None
@@ -218,6 +220,8 @@ class TrainKeywords(TypedDict, total=False):
     expert_overlap: str | float
     expert_copies: bool
     expert_kernels: str
+    documents: str | Sequence[str]
+    mask_padding: bool
     graphs: bool
     lora: int
     base_bits: int
@@ -277,6 +281,7 @@ class ExploreKeywords(TypedDict, total=False):
     lora: int | None
     adapters: int | None
     sampling: str | None
+    channels_last: bool
     update: str | None
     clock: Quantity | None
     power_limit: Quantity | None
@@ -316,6 +321,7 @@ class StudyKeywords(TypedDict, total=False):
     lora: int | None
     adapters: int | None
     sampling: str | None
+    channels_last: bool
     update: str | None
     clock: Quantity | None
     power_limit: Quantity | None
@@ -354,6 +360,7 @@ class ExploreDesignsKeywords(TypedDict, total=False):
     lora: int | None
     adapters: int | None
     sampling: str | None
+    channels_last: bool
     update: str | None
     clock: Quantity | None
     power_limit: Quantity | None
@@ -385,6 +392,7 @@ class ModelKeywords(TypedDict, total=False):
     lora: int | None
     adapters: int | None
     sampling: str | None
+    channels_last: bool
     update: str | None
 
 

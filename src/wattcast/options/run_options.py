@@ -173,6 +173,9 @@ class ModelOptions:
             panel=_MODEL_PANEL,
         ),
     ] = None
+    channels_last: Annotated[
+        bool, Option("Pictures lie in memory pixel by pixel.", panel=_MODEL_PANEL)
+    ] = False
     update: Annotated[
         WeightUpdate | None,
         Option("Training: AdamW fused|masters|separate.", panel=_MODEL_PANEL),

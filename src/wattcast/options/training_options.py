@@ -106,6 +106,19 @@ def parse_count(value: Any, where: str) -> float:
     return number
 
 
+def parse_documents(value: Any, where: str) -> tuple[float, ...]:
+    """Read the lengths of documents, ``300,1200,8k``; a single number is their mean.
+
+    >>> parse_documents("300,1.2k", "documents")
+    (300.0, 1200.0)
+    """
+    parts = value.split(",") if isinstance(value, str) else value
+    lengths = parts if isinstance(parts, list | tuple) else [parts]
+    if not lengths:
+        raise bad_value(where, "a mean in tokens, or lengths such as 300,1200", value)
+    return tuple(parse_count(length, where) for length in lengths)
+
+
 @dataclass(frozen=True)
 class TrainingJob:
     """What is trained, on how many GPUs, and what decides between ways to share it."""
@@ -180,6 +193,20 @@ class TrainingRecipe:
     expert_kernels: Annotated[
         ExpertKernels, Option("grouped|separate|fused products of experts.", panel=_RECIPE_PANEL)
     ] = ExpertKernels.GROUPED
+    # attention stays inside each; a single number is their mean
+    documents: Annotated[
+        tuple[float, ...],
+        Option(
+            "Tokens of documents packed into a sequence: 600, or 300,1200,...",
+            panel=_RECIPE_PANEL,
+            parse=parse_documents,
+            commas=True,
+        ),
+    ] = ()
+    mask_padding: Annotated[
+        bool,
+        Option("Attention reads a mask of padding and skips nothing.", panel=_RECIPE_PANEL),
+    ] = False
     graphs: Annotated[
         bool,
         Option("CUDA graphs replay the step; the host costs nothing.", panel=_RECIPE_PANEL),

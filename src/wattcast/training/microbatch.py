@@ -24,6 +24,7 @@ from wattcast.options.training_options import (
     Sharding,
     TrainingRecipe,
 )
+from wattcast.training.training_coefficients import TRAINING
 from wattcast.training.training_strategy import TrainingStrategy
 from wattcast.workload.model_catalogue import ModelKind, ModelSpec
 from wattcast.workload.model_options import (
@@ -512,9 +513,9 @@ def _section_work(
     seq: int,
 ) -> SectionWork:
     """Return one repetition of a traced section."""
-    forward, forward_exchanges = _split_exchanges(section.forward, cp, seq)
-    backward, backward_exchanges = _split_exchanges(section.backward, cp, seq)
-    again, _ = _split_exchanges(_list_repeated(section), cp, seq)
+    forward, forward_exchanges = _split_exchanges(section.forward, recipe, cp, seq)
+    backward, backward_exchanges = _split_exchanges(section.backward, recipe, cp, seq)
+    again, _ = _split_exchanges(_list_repeated(section), recipe, cp, seq)
     if recipe.fused_loss and section.label == "head":
         forward = [_fuse_loss(op) if isinstance(op, Softmax) else op for op in forward]
         backward = [op for op in backward if not isinstance(op, Softmax)]
@@ -651,8 +652,37 @@ def _fuse_loss(op: Softmax) -> Operator:
     )
 
 
+def weigh_documents(documents: tuple[float, ...], seq: int) -> float:
+    """Return the length by which attention inside packed documents counts.
+
+    A document of l tokens has l² scores, so that a token of it meets l others: the mean over tokens,
+    not over documents. Documents longer than a sequence are cut.
+    """
+    lengths = [min(length, float(seq)) for length in documents]
+    weighted = sum(length * length for length in lengths) / sum(lengths)
+    if len(lengths) == 1:
+        weighted *= 1.0 + TRAINING.document_spread**2
+    return min(weighted, float(seq))
+
+
+def _attend(
+    op: Attention,
+    recipe: TrainingRecipe,
+    seq: int,
+) -> Attention:
+    """Return attention inside packed documents, or with a mask that hides padding from no kernel."""
+    if recipe.mask_padding:
+        return replace(op, causal=False)
+    if not recipe.documents or not op.causal:
+        return op
+    tokens = op.batch * op.q_len
+    length = round(weigh_documents(recipe.documents, seq))
+    return replace(op, batch=max(round(tokens / length), 1), q_len=length, kv_len=length)
+
+
 def _split_exchanges(
     entries: Sequence[TapeEntry],
+    recipe: TrainingRecipe,
     cp: int,
     seq: int,
 ) -> tuple[list[Operator], tuple[Collective, ...]]:
@@ -670,6 +700,8 @@ def _split_exchanges(
             ops.append(replace(op, kv_len=max(seq // 2, 1), causal=False))
         elif cp > 1 and isinstance(op, Attention):
             ops.append(replace(op, kv_len=seq))
+        elif isinstance(op, Attention):
+            ops.append(_attend(op, recipe, seq))
         else:
             ops.append(op)
     return ops, tuple(exchanges)

@@ -20,6 +20,7 @@ class TrainingCoefficients:
     tensor_overlap: float  # of exchanges between tensor-parallel GPUs that products hide
     expert_host_s: float  # to launch a layer of experts, forward and backward, without CUDA graphs
     blackwell_attention: float  # time of attention on Blackwell over its forecast
+    document_spread: float  # of documents' lengths around their mean, relative
     host_link: float  # of a PCIe direction's rate that copies from pinned memory reach
     usable_memory: float  # of a card's memory
     limit_delay: float  # of a job's time, for which a lower power limit is recommended at most

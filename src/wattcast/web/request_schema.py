@@ -108,6 +108,7 @@ class Configuration(Workload, kw_only=True):
     lora: Annotated[int, Meta(ge=1, le=1024)] | None = None
     adapters: Annotated[int, Meta(ge=1, le=1024)] | None = None
     sampling: Annotated[str, _one_of(model_options.TokenSampling)] | None = None
+    channels_last: bool = False
     update: Annotated[str, _one_of(model_options.WeightUpdate)] | None = None
     clock_hz: Hertz | None = None
     power_limit_w: Watts | None = None
@@ -158,6 +159,7 @@ class ServingQuestion(Workload, kw_only=True):
     weights: Annotated[str, _one_of(model_options.WEIGHT_ONLY)] | None = None
     kv_dtype: Annotated[str, _one_of(model_options.KV_DTYPES)] | None = None
     sampling: Annotated[str, _one_of(model_options.TokenSampling)] | None = None
+    channels_last: bool = False
 
 
 class PlanRequest(ServingQuestion, kw_only=True):

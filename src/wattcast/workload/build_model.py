@@ -292,6 +292,7 @@ def _settle_pass(
         served_rank=options.lora or 0,
         served_adapters=options.adapters or 1,
         wide_norms=options.update is WeightUpdate.MASTERS and dtype is Dtype.FP16,
+        channels_last=options.channels_last,
     )
 
 

@@ -79,6 +79,7 @@ class PassSettings:
     served_rank: int = 0  # of the LoRA adapters that an engine serves; 0: it serves none
     served_adapters: int = 1  # of one step, which sequences take in turn
     wide_norms: bool = False  # training: batch norms keep weights in fp32, activations are in fp16
+    channels_last: bool = False  # pictures lie in memory pixel by pixel
 
     @property
     def cache_dtype(self) -> Dtype:
@@ -248,6 +249,7 @@ class Program:
     tf32: bool = False
     frozen: bool = False  # only adapters are trained
     wide_norms: bool = False  # batch norms keep weights in fp32 beside activations in fp16
+    channels_last: bool = False  # pictures lie in memory pixel by pixel
     stages: int = 1  # of a pipeline; this is the one with the largest share of the layers
     sections: list[ProgramSection] = field(default_factory=list)
 
@@ -264,6 +266,7 @@ class Program:
         """
         tape = Tape(self.training, self.tf32, label=label, frozen=self.frozen)
         tape.wide_norms = self.wide_norms
+        tape.channels_last = self.channels_last
         adopted = []
         for tensor in inputs:
             needs_grad = self.training and tensor.needs_grad
@@ -372,6 +375,7 @@ def trace_program(
         run.tf32,
         run.adapter_rank > 0,
         run.wide_norms,
+        run.channels_last,
         stages,
     )
     trace(dims, run, program)

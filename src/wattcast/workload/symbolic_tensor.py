@@ -344,6 +344,7 @@ class Tape:
     cache_byte: int = 0  # keys and values that outlive the pass
     frozen: bool = False  # weights get no gradient unless they are ``trainable``
     wide_norms: bool = False  # batch norms keep weights in fp32 beside activations in fp16
+    channels_last: bool = False  # pictures lie in memory pixel by pixel
     # whether gradient rules are noted: in training, during the forward pass
     recording: bool = field(init=False)
 
@@ -404,6 +405,20 @@ class Tape:
             dtype,
             storage,
         )
+
+    def picture(self, shape: Shape, dtype: Dtype) -> Tensor:
+        """Return a new picture ``[n, c, h, w]``, in the order of memory that pictures have here.
+
+        Signals ``[n, c, length]`` are row-major in any case.
+        """
+        return self.empty(shape, dtype, self.picture_strides(shape))
+
+    def picture_strides(self, shape: Shape) -> Shape | None:
+        """Return the strides of a picture, None where it is row-major."""
+        if not self.channels_last or len(shape) != 4:
+            return None
+        _, c, h, w = shape
+        return c * h * w, 1, w * c, c
 
     def parameter(
         self,

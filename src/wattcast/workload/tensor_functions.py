@@ -536,10 +536,14 @@ def batch_norm(x: Tensor) -> Tensor:
     wide = "_wide" if tape.wide_norms else ""
     function = f"batchnorm_train{wide}" if tape.training else "batchnorm"
     pixels = prod(x.shape[2:])
+    layout = Layout.CONTIGUOUS
+    if _has_channels_last(x):
+        layout = Layout.TRANSPOSED
     op = Elementwise(
         function,
         x.numel,
         dtype=x.dtype,
+        layout=layout,
         rows=channels,
         run=pixels,
     )
@@ -547,7 +551,8 @@ def batch_norm(x: Tensor) -> Tensor:
     if tape.training:
         batch_counter = Elementwise("shift", 1, dtype=Dtype.INT64)
         tape.emit(batch_counter, (), (tape.empty((1,), Dtype.INT64),))
-    out = tape.launch(op, (x, weight, bias), x.shape)
+    out = tape.empty(x.shape, x.dtype, x.strides)
+    tape.emit(op, (x, weight, bias), (out,))
 
     def back(g: Tensor) -> Sequence[Tensor]:
         name = f"batchnorm_grad{wide}"
@@ -556,11 +561,13 @@ def batch_norm(x: Tensor) -> Tensor:
             name,
             x.numel,
             dtype=x.dtype,
+            layout=layout,
             read=read,
             rows=channels,
             run=pixels,
         )
-        d_x = tape.launch(op, (g, x), x.shape, x.dtype)
+        d_x = tape.empty(x.shape, x.dtype, x.strides)
+        tape.emit(op, (g, x), (d_x,))
         d_weight = tape.empty((channels,), x.dtype)
         d_bias = tape.empty((channels,), x.dtype)
         return d_x, d_weight, d_bias
@@ -572,6 +579,10 @@ def batch_norm(x: Tensor) -> Tensor:
         bias,
         save=(x,),
     )
+
+
+def _has_channels_last(x: Tensor) -> bool:
+    return len(x.shape) == 4 and x.strides[1] == 1 and x.shape[1] > 1
 
 
 def embedding(
@@ -753,13 +764,19 @@ def convolve(
         d_x = None
         if x.needs_grad:
             image_gradient = replace(op, direction="dgrad")
-            d_x = tape.launch(image_gradient, (g, weight), x.shape, x.dtype)
+            d_x = tape.picture(x.shape, x.dtype)
+            tape.emit(image_gradient, (g, weight), (d_x,))
         weight_gradient = replace(op, direction="wgrad")
         d_weight = tape.launch(weight_gradient, (g, x), weight.shape, x.dtype)
-        d_offset = None if offset is None else reduce("sum", g, offset.shape)
+        d_offset = None
+        if offset is not None:
+            last = _has_channels_last(g)
+            summed = g.permute(0, 2, 3, 1) if last else g
+            d_offset = reduce("sum", summed, offset.shape, across=last)
         return d_x, d_weight, d_offset
 
-    out = tape.launch(op, (x, weight), shape, x.dtype)
+    out = tape.picture(shape, x.dtype)
+    tape.emit(op, (x, weight), (out,))
     if offset is not None:  # cuDNN adds it in place, by another kernel
         planes = n * filters
         tape.emit_pointwise(
@@ -801,6 +818,7 @@ def _describe_convolution(
             stride=stride,
             padding=padding,
             groups=groups,
+            channels_last=x.tape.channels_last,
             dtype=dtype,
         )
     return Conv2d(
@@ -838,7 +856,8 @@ def max_pool(
         write=write,
         rows=n * c,
     )
-    out = tape.launch(op, (x,), shape)
+    out = tape.picture(shape, x.dtype)
+    tape.emit(op, (x,), (out,))
 
     def back(g: Tensor) -> Tensor:
         op = Elementwise(
@@ -848,7 +867,9 @@ def max_pool(
             read=g.byte + index_byte,
             rows=n * c,
         )
-        return tape.launch(op, (g,), x.shape, x.dtype)
+        d_x = tape.picture(x.shape, x.dtype)
+        tape.emit(op, (g,), (d_x,))
+        return d_x
 
     return out.with_gradient(back, x)
 
@@ -859,7 +880,11 @@ def mean_pool(x: Tensor) -> Tensor:
     out = reduce("mean", x, (n, c))
 
     def back(g: Tensor) -> Tensor:
-        return pointwise("scale", g.view(n, c, 1, 1).expand(n, c, h, w))
+        if not x.tape.channels_last:
+            return pointwise("scale", g.view(n, c, 1, 1).expand(n, c, h, w))
+        d_x = x.tape.picture(x.shape, x.dtype)
+        x.tape.emit_pointwise("scale", (g,), d_x, Layout.BROADCAST)
+        return d_x
 
     return out.with_gradient(back, x)
 

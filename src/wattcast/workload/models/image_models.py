@@ -44,7 +44,7 @@ def trace_resnet(
     """Trace one pass over ``run.batch`` pictures."""
 
     def stem(tape: Tape) -> Tensor:
-        picture = tape.empty((run.batch, dims.channels, run.image, run.image), run.dtype)
+        picture = tape.picture((run.batch, dims.channels, run.image, run.image), run.dtype)
         return functional.max_pool(
             _conv_norm(
                 picture,
@@ -221,7 +221,7 @@ def trace_mobilevit(
     """Trace one pass over ``run.batch`` pictures."""
 
     def whole(tape: Tape) -> Tensor:
-        x = tape.empty((run.batch, dims.channels, run.image, run.image), run.dtype)
+        x = tape.picture((run.batch, dims.channels, run.image, run.image), run.dtype)
         x = _conv_norm(
             x,
             dims.stem,

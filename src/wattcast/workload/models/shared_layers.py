@@ -381,7 +381,7 @@ def cut_patches(
     bias: bool = True,
 ) -> Tensor:
     """Cut pictures into patches by a convolution, ``[batch, width, rows, columns]``."""
-    picture = tape.empty((run.batch, channels, run.image, run.image), run.dtype)
+    picture = tape.picture((run.batch, channels, run.image, run.image), run.dtype)
     return functional.convolve(
         picture,
         width,

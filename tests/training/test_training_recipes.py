@@ -1,0 +1,94 @@
+"""What the options of a training recipe change in the work that is counted."""
+
+from __future__ import annotations
+
+import pytest
+
+from wattcast import predict, train
+from wattcast.options.training_options import TrainingRecipe, parse_documents
+from wattcast.training.microbatch import trace_microbatch, weigh_documents
+from wattcast.training.training_coefficients import TRAINING
+from wattcast.workload.build_model import build_graph
+from wattcast.workload.graph import Graph
+from wattcast.workload.model_catalogue import load_model
+from wattcast.workload.model_options import ModelOptions
+from wattcast.workload.operator_types import Attention, Conv2d, Elementwise, Layout
+
+
+def list_attention(**recipe: object) -> list[Attention]:
+    """Return the attention of one layer, forward and backward."""
+    work = trace_microbatch(load_model("llama-3.2-3b"), TrainingRecipe(**recipe), 2, 4096)  # type: ignore[arg-type]
+    (layer,) = work.layers
+    return [op for op in (*layer.forward, *layer.backward) if isinstance(op, Attention)]
+
+
+def test_attention_stays_inside_packed_documents() -> None:
+    whole = list_attention()
+    packed = list_attention(documents=(512.0, 512.0))
+    for before, after in zip(whole, packed, strict=True):
+        assert after.batch * after.q_len == before.batch * before.q_len
+        assert after.flop == pytest.approx(before.flop / 8, rel=0.01)
+
+
+def test_a_token_of_a_long_document_meets_more_others() -> None:
+    assert weigh_documents((100.0, 300.0), 4096) == pytest.approx(250.0)
+    assert weigh_documents((100.0, 300.0), 200) == pytest.approx((100**2 + 200**2) / 300)
+
+
+def test_documents_around_a_mean_weigh_more_than_it() -> None:
+    weighted = weigh_documents((1000.0,), 1 << 20)
+    assert weighted == pytest.approx(1000.0 * (1.0 + TRAINING.document_spread**2))
+    assert 1500.0 < weighted < 1800.0
+
+
+def test_a_mask_of_padding_keeps_attention_from_skipping() -> None:
+    for before, after in zip(list_attention(), list_attention(mask_padding=True), strict=True):
+        assert after.flop == pytest.approx(2.0 * before.flop, rel=0.01)
+
+
+def test_lengths_of_documents_are_read_as_people_write_them() -> None:
+    assert parse_documents("600", "documents") == (600.0,)
+    assert parse_documents("300,1.2k", "documents") == (300.0, 1200.0)
+    assert parse_documents([300, 1200], "documents") == (300.0, 1200.0)
+
+
+def test_packed_documents_are_trained_on_faster_than_whole_sequences() -> None:
+    options = {"gpus": 1, "seq": 16384, "micro_batch": 1, "global_batch": 4, "lora": 16}
+    whole = train("llama-3.2-3b", "h200", **options)
+    packed = train("llama-3.2-3b", "h200", documents="800", **options)
+    assert packed.tokens_per_s > 1.1 * whole.tokens_per_s
+
+
+def trace_network(model: str, channels_last: bool) -> Graph:
+    """Return one training step of a network of pictures."""
+    options = ModelOptions.from_names(
+        phase="train", batch=8, stack="eager", channels_last=channels_last
+    )
+    return build_graph(model, options)
+
+
+def test_channels_last_reach_convolutions_and_batch_norms() -> None:
+    for wanted in (False, True):
+        ops = [op for block in trace_network("resnet50", wanted).blocks for op in block.ops]
+        assert {op.channels_last for op in ops if isinstance(op, Conv2d)} == {wanted}
+        norms = [op for op in ops if isinstance(op, Elementwise) and "batchnorm" in op.function]
+        layout = Layout.TRANSPOSED if wanted else Layout.CONTIGUOUS
+        assert {op.layout for op in norms} == {layout}
+
+
+def test_channels_last_spare_convnext_its_copies() -> None:
+    def count_copies(channels_last: bool) -> int:
+        ops = [
+            op for block in trace_network("convnext-base", channels_last).blocks for op in block.ops
+        ]
+        walks = [op for op in ops if isinstance(op, Elementwise) and op.function in ("copy", "add")]
+        return sum(op.layout is Layout.TRANSPOSED for op in walks)
+
+    assert count_copies(True) == 0
+    assert count_copies(False) >= 8
+
+
+def test_channels_last_are_faster_on_tensor_cores() -> None:
+    first = predict("resnet50", gpu="h200", phase="train", batch=64)
+    last = predict("resnet50", gpu="h200", phase="train", batch=64, channels_last=True)
+    assert last.latency_s < 0.8 * first.latency_s
