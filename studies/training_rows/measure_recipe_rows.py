@@ -46,7 +46,7 @@ from wattcast.measure.sampler import Sampler
 from wattcast.measure.steady_state import SettlingRule, say
 
 PLAN = Path(__file__).with_name("recipe_plan.csv")
-SETTLE = SettlingRule(least_s=2.5, longest_s=4.0)
+SETTLE = SettlingRule(least_s=2.0, longest_s=3.5)
 LAUNCHED = 2  # steps that the host launches
 ROW_S, PROFILE_S = 9.0, 5.0  # time kept back for one more of each
 COMPILE_S = 150.0  # after which processes that compile are ended
@@ -62,6 +62,11 @@ class RecipeRunSpec(ModelRunSpec):
     def id(self) -> str:
         """The plan's name of the row."""
         return str(self.plan["id"])
+
+    @property
+    def head(self) -> str:
+        """For which tokens the language-model head runs; empty for a network of pictures."""
+        return "" if self.is_network else "all"
 
     @property
     def is_network(self) -> bool:

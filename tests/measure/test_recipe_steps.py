@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -25,6 +26,14 @@ def test_held_out_rows_share_no_shape_with_those_that_are_fitted_to() -> None:
     assert len(rows["held-out"]) >= 16
     fitted_kinds = {spec.plan["recipe"] for spec in rows["fitting"]}
     assert {spec.plan["recipe"] for spec in rows["held-out"]} == fitted_kinds
+
+
+def test_every_planned_row_has_a_name_and_sizes_to_be_written_down() -> None:
+    bench = SimpleNamespace(run="run-1")
+    for spec in study.read_recipe_plan():
+        row = study.make_blank_model_row(bench, spec)
+        assert (row.id, row.batch, row.seq) == (spec.plan["id"], spec.batch, spec.seq)
+        assert bool(row.head) == (not spec.is_network)
 
 
 def test_documents_fill_what_they_are_packed_into() -> None:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "studies" / "training_rows"))
+
+import judge_recipe_rows as judge
+
 from wattcast import predict, train
+from wattcast.core.errors import BadInput
 from wattcast.options.training_options import TrainingRecipe, parse_documents
 from wattcast.training.microbatch import trace_microbatch, weigh_documents
 from wattcast.training.training_coefficients import TRAINING
@@ -92,3 +100,35 @@ def test_channels_last_are_faster_on_tensor_cores() -> None:
     first = predict("resnet50", gpu="h200", phase="train", batch=64)
     last = predict("resnet50", gpu="h200", phase="train", batch=64, channels_last=True)
     assert last.latency_s < 0.8 * first.latency_s
+
+
+@pytest.mark.parametrize(
+    ("name", "tolerance"),
+    [
+        ("tensor-qwen3-8b", 0.015),
+        ("row-llama3-8b", 0.03),
+        ("block-llama3-8b", 0.015),
+        ("nf4-llama3-8b", 0.015),
+    ],
+)
+def test_recipes_take_as_long_as_measured_where_they_were_fitted(
+    name: str, tolerance: float
+) -> None:
+    """It notices a changed coefficient and validates nothing; rows held out do."""
+    measured = judge.read_columns(judge.MEASURED)[name]
+    predicted = judge.predict_row(judge.read_plan()["fitting"][name])
+    assert predicted["latency_s"] == pytest.approx(measured["latency_s"], rel=tolerance)
+
+
+def test_scales_found_anew_are_asked_for_with_fp8_alone() -> None:
+    with pytest.raises(BadInput, match="fp8"):
+        train("llama3-8b", "h200", gpus=1, fp8_scales="row")
+
+
+def test_narrower_scales_cost_more() -> None:
+    options = {"gpus": 8, "seq": 4096, "dtype": "fp8", "micro_batch": 1, "tp": 1, "pp": 1}
+    rates = [
+        train("llama3-8b", "h200", fp8_scales=scales, **options).tokens_per_s
+        for scales in ("delayed", "tensor", "row")
+    ]
+    assert rates[0] > rates[1] > rates[2]

@@ -210,6 +210,7 @@ class TrainKeywords(TypedDict, total=False):
     network: str | float | None
     dtype: str
     optimizer: str
+    fp8_scales: str
     master_weights: bool
     gradient_byte: int
     stack: str

@@ -55,6 +55,19 @@ class ExpertKernels(StrEnum):
     FUSED = "fused"  # with activations, biases and casts inside that kernel
 
 
+class Fp8Scales(StrEnum):
+    """What shares a scale in fp8, and when scales are found.
+
+    Delayed ones are known from earlier steps, so that one kernel casts a tensor in both orders; all
+    others are found anew before every product, weights too.
+    """
+
+    DELAYED = "delayed"  # Transformer Engine's first recipe
+    TENSOR = "tensor"  # torchao's tensorwise, Transformer Engine's current scaling
+    ROW = "row"  # torchao's rowwise
+    BLOCK = "block"  # 1 x 128 tokens and 128 x 128 weights: torchao's prototype, DeepSeek
+
+
 class Optimizer(StrEnum):
     """The update rule, which decides the state kept for each weight."""
 
@@ -155,6 +168,9 @@ class TrainingRecipe:
         ),
     ] = "bf16"
     optimizer: Annotated[Optimizer, Option("adamw|adamw8bit|adafactor|muon|sgd")] = Optimizer.ADAMW
+    fp8_scales: Annotated[
+        Fp8Scales, Option("delayed|tensor|row|block scales of fp8 products.", panel=_RECIPE_PANEL)
+    ] = Fp8Scales.DELAYED
     master_weights: Annotated[
         bool, Option("The optimiser updates fp32 copies of narrower weights.", panel=_RECIPE_PANEL)
     ] = True
@@ -237,6 +253,9 @@ class TrainingRecipe:
         if self.lora_rank < 0:
             expected = "a rank of at least 1, or 0 to train all weights"
             raise bad_value("lora", expected, self.lora_rank)
+        if self.fp8_scales is not Fp8Scales.DELAYED and self.precision != "fp8":
+            do = "Add --dtype fp8."
+            raise bad_value("fp8_scales", "delayed but for dtype fp8", str(self.fp8_scales), do)
         if self.base_bits not in (4, 8, 16):
             raise bad_value("base_bits", "4, 8 or 16", self.base_bits)
         if self.stack is SoftwareStack.ENGINE:
@@ -260,7 +279,12 @@ class TrainingRecipe:
 
     @property
     def narrow_byte(self) -> float:
-        """Bytes of a weight's narrow copies, in both orders."""
+        """Bytes of a weight's narrow copies, in both orders, that the optimiser writes.
+
+        With scales found anew, weights are cast before each product instead.
+        """
+        if self.precision == "fp8" and self.fp8_scales is not Fp8Scales.DELAYED:
+            return 0.0
         return {"fp8": 2.0, "nvfp4": 2 * NVFP4_BIT / 8}.get(self.precision, 0.0)
 
     @property

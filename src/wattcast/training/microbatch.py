@@ -20,6 +20,7 @@ from typing import Any
 from wattcast.core import Dtype, bad_value
 from wattcast.options.training_options import (
     ExpertKernels,
+    Fp8Scales,
     Recompute,
     Sharding,
     TrainingRecipe,
@@ -35,9 +36,11 @@ from wattcast.workload.model_options import (
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import (
     Attention,
+    Bmm,
     Collective,
     Elementwise,
     Layout,
+    Linear,
     RowReduction,
     Softmax,
 )
@@ -525,9 +528,12 @@ def _section_work(
             keys = op.batch * op.kv_heads * (seq // cp) * op.head_dim
             key_byte += 2 * keys * op.dtype.byte
     widening = _widen_weights(section, recipe)
-    forward = [*widening, *_generate_kernels(forward, section, recipe)]
-    backward = [*widening, *_generate_kernels(backward, section, recipe)]
-    again = [*widening, *_generate_kernels(again, section, recipe)]
+    casts = _cast_anew(forward, recipe)
+    copies = _copy_adapted(forward, section, recipe)
+    forward = [*widening, *casts, *copies, *_generate_kernels(forward, section, recipe)]
+    again = [*widening, *casts, *copies, *_generate_kernels(again, section, recipe)]
+    casts = _cast_anew(backward, recipe)
+    backward = [*widening, *casts, *_generate_kernels(backward, section, recipe)]
 
     trained = [weight for weight in section.tape.parameters if weight.needs_grad]
     frozen = [weight for weight in section.tape.parameters if not weight.needs_grad]
@@ -582,14 +588,73 @@ def _widen_weights(section: ProgramSection, recipe: TrainingRecipe) -> list[Oper
             narrow += weight.numel
     if not narrow:
         return []
+    read = TRAINING.widening * narrow * recipe.base_bits / 8
     return [
         Elementwise(
             "scale",
             narrow,
             dtype=recipe.dtype,
-            read=narrow * recipe.base_bits // 8,
-            write=narrow * recipe.dtype.byte,
+            read=int(read),
+            write=int(TRAINING.widening * narrow * recipe.dtype.byte),
             label="dequantize",
+        )
+    ]
+
+
+def _copy_adapted(
+    ops: Sequence[Operator],
+    section: ProgramSection,
+    recipe: TrainingRecipe,
+) -> list[Operator]:
+    """Return the copies that PEFT makes of results of 4-bit layers before it adds to them.
+
+    ``result.clone()`` in ``peft/tuners/lora/bnb.py``; products of adapters have their rank as N or K.
+    """
+    if recipe.base_bits >= 16 or section.repeat == 1:
+        return []
+    results = 0
+    for op in ops:
+        if isinstance(op, Linear) and recipe.lora_rank not in (op.n, op.k):
+            results += op.m * op.n * op.count
+    return [Elementwise("copy", results, dtype=recipe.dtype, label="clone")] if results else []
+
+
+# Bytes that casts with scales found anew move, beyond those of one kernel that casts both orders, for
+# an element of tokens or of weights. Scales of a tensor or row: once more to find the largest value
+# in either order, and once more to cast; of blocks: both orders by a kernel each.
+_TOKEN_BYTE = {Fp8Scales.TENSOR: 4.0, Fp8Scales.ROW: 4.0, Fp8Scales.BLOCK: 2.0}
+_WEIGHT_BYTE = {Fp8Scales.TENSOR: 4.0, Fp8Scales.ROW: 4.0, Fp8Scales.BLOCK: 3.0}
+
+
+def _cast_anew(ops: Sequence[Operator], recipe: TrainingRecipe) -> list[Operator]:
+    """Return what casts of fp8 products move where scales are found before each product.
+
+    Weights are cast forward and backward. Tokens count where they are multiplied: forward the input,
+    backward the gradient of the result.
+    """
+    if recipe.fp8_scales is Fp8Scales.DELAYED:
+        return []
+    byte = 0.0
+    for op in ops:
+        if not isinstance(op, Linear | Bmm) or op.dtype is not Dtype.FP8 or op.turned:
+            continue
+        many = op.count * (op.b if isinstance(op, Bmm) else 1)
+        byte += many * op.m * op.k * _TOKEN_BYTE[recipe.fp8_scales]
+        byte += many * op.n * op.k * _WEIGHT_BYTE[recipe.fp8_scales]
+    if recipe.stack is SoftwareStack.COMPILED:
+        byte *= TRAINING.compiled_casts
+    if not byte:
+        return []
+    written = byte / 3.0
+    n = int(written)
+    return [
+        Elementwise(
+            "scale",
+            n,
+            dtype=recipe.dtype,
+            read=int(byte - written),
+            write=n,
+            label="fp8 casts",
         )
     ]
 

@@ -14,6 +14,7 @@ from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.options.training_options import (
     NVFP4_BIT,
     ExpertKernels,
+    Fp8Scales,
     Recompute,
     TrainingRecipe,
 )
@@ -106,6 +107,7 @@ def cost_microbatches(
     slowdown = recipe.attention_slowdown
     if gpu.architecture == "blackwell":
         slowdown *= TRAINING.blackwell_attention
+    products = _PRODUCTS.get(recipe.fp8_scales, 1.0)
     costs = []
     for work in works:
         sections = []
@@ -113,7 +115,7 @@ def cost_microbatches(
         for section in work.sections:
             passes = [prediction_of[graph] for graph in passes_of[id(section)]]
             shown += passes[:2]
-            totals = [_sum_pass(prediction, slowdown) for prediction in passes]
+            totals = [_sum_pass(prediction, slowdown, products) for prediction in passes]
             sections.append(SectionCost(*(total / section.repeat for total in totals)))
         costs.append(MicrobatchCost(work, tuple(sections), tuple(shown)))
     return costs
@@ -142,14 +144,30 @@ def _list_passes(
     return graphs
 
 
-def _sum_pass(prediction: Prediction, attention_slowdown: float) -> Array:
-    """Return seconds and joules of a pass, with attention of another era."""
+# Time of fp8 products over that with one scale for a tensor
+_PRODUCTS = {
+    Fp8Scales.ROW: TRAINING.row_products,
+    Fp8Scales.BLOCK: TRAINING.block_products,
+}
+
+
+def _sum_pass(
+    prediction: Prediction,
+    attention_slowdown: float,
+    fp8_slowdown: float,
+) -> Array:
+    """Return seconds and joules of a pass, with attention of another era and other fp8 products."""
     cost = np.stack([prediction.latency_s, prediction.energy_j])
-    if attention_slowdown == 1.0:
+    if attention_slowdown == 1.0 and fp8_slowdown == 1.0:
         return cost
     for op in prediction.ops:
+        slowdown = 1.0
         if isinstance(op.op, Attention):
-            cost = cost + (attention_slowdown - 1.0) * np.stack([op.latency_s, op.energy_j])
+            slowdown = attention_slowdown
+        elif isinstance(op.op, Linear | Bmm) and op.op.dtype is Dtype.FP8:
+            slowdown = fp8_slowdown
+        if slowdown != 1.0:
+            cost = cost + (slowdown - 1.0) * np.stack([op.latency_s, op.energy_j])
     return cost
 
 

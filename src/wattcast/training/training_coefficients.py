@@ -21,6 +21,11 @@ class TrainingCoefficients:
     expert_host_s: float  # to launch a layer of experts, forward and backward, without CUDA graphs
     blackwell_attention: float  # time of attention on Blackwell over its forecast
     document_spread: float  # of documents' lengths around their mean, relative
+    # passes of memory that a kernel takes which finds scales and casts, over those of its bytes
+    compiled_casts: float
+    row_products: float  # time of fp8 products with scales of rows, over scales of a tensor
+    block_products: float  # the same with scales of blocks
+    widening: float  # time of a kernel that widens 4-bit weights, over that of its bytes
     host_link: float  # of a PCIe direction's rate that copies from pinned memory reach
     usable_memory: float  # of a card's memory
     limit_delay: float  # of a job's time, for which a lower power limit is recommended at most

@@ -159,7 +159,6 @@ class ServingQuestion(Workload, kw_only=True):
     weights: Annotated[str, _one_of(model_options.WEIGHT_ONLY)] | None = None
     kv_dtype: Annotated[str, _one_of(model_options.KV_DTYPES)] | None = None
     sampling: Annotated[str, _one_of(model_options.TokenSampling)] | None = None
-    channels_last: bool = False
 
 
 class PlanRequest(ServingQuestion, kw_only=True):

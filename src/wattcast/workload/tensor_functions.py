@@ -770,7 +770,7 @@ def convolve(
         d_weight = tape.launch(weight_gradient, (g, x), weight.shape, x.dtype)
         d_offset = None
         if offset is not None:
-            last = _has_channels_last(g)
+            last = tape.channels_last and _has_channels_last(g)
             summed = g.permute(0, 2, 3, 1) if last else g
             d_offset = reduce("sum", summed, offset.shape, across=last)
         return d_x, d_weight, d_offset
