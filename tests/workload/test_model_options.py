@@ -7,8 +7,9 @@ import pytest
 import wattcast
 from wattcast.core.errors import BadInput, UnknownName, WattcastError
 from wattcast.core.units import Dtype
+from wattcast.options.keywords import ModelKeywords
 from wattcast.workload import ModelOptions, OutputHead, SoftwareStack, WorkloadPhase, build_graph
-from wattcast.workload.model_options import OPTION_NAMES, ModelKeywords
+from wattcast.workload.model_options import OPTION_NAMES
 
 
 @pytest.mark.parametrize("name", ["batch", "seq", "tokens", "tp", "pp", "dp", "image"])

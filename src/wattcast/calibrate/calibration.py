@@ -41,7 +41,7 @@ from typing import Any
 import numpy as np
 
 from wattcast.calibrate.scoring import lowers_error, percent_errors
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core.arrays import Array, map_distinct
 from wattcast.core.strict_files import FitStatus, Provenance
 from wattcast.core.user_results import UserResult
@@ -131,8 +131,7 @@ def scale_timeline(timeline: Timeline, factors: Mapping[str, float]) -> Timeline
     return replace(timeline, phases=tuple(phases)).scale_host(factors.get("launch", 1.0))
 
 
-@dataclass(frozen=True)
-class CalibrationCoefficients:
+class CalibrationCoefficients(Coefficients):
     """How far forecasts, rows and hosts may be off, in logs, and what a fit must gain."""
 
     launch_spread: float

@@ -26,7 +26,7 @@ import numpy as np
 
 from wattcast.calibrate.kernel_rows import KernelRows, settled_figures
 from wattcast.calibrate.row_prediction import measure_parts
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core.arrays import Array
 from wattcast.hardware import Gpu
 from wattcast.predictor.bundle.bundle_file import Bundle
@@ -37,8 +37,7 @@ PRODUCTS = "products"
 SERVING = "serving"
 
 
-@dataclass(frozen=True)
-class EnergyEvidenceCoefficients:
+class EnergyEvidenceCoefficients(Coefficients):
     """How far a forecast of energies may be off, and how far watts of one kind of run, in logs."""
 
     card: float

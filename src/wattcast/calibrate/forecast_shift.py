@@ -35,7 +35,7 @@ from wattcast.calibrate.row_prediction import (
     predict_with_bundle,
 )
 from wattcast.calibrate.scoring import lowers_error, percent_errors
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core.arrays import Array
 from wattcast.core.strict_files import FitStatus
 from wattcast.hardware import Gpu
@@ -59,8 +59,7 @@ LEVEL_FOLDS = 5
 LEAST_MOVING_ROWS = 5  # of a kind, to move anything
 
 
-@dataclass(frozen=True)
-class ForecastShiftCoefficients:
+class ForecastShiftCoefficients(Coefficients):
     """How far a forecast may be off, in logs, where the search for it starts, and what must be
     gained.
     """

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.regular_files import read_shipped_table
 from wattcast.core.tree_ensemble import TreeEnsemble
@@ -32,8 +32,7 @@ from wattcast.predictor.kernel_phases import Correction
 from wattcast.predictor.learned_factors import LearnedFactor
 
 
-@dataclass(frozen=True)
-class LatencyFitCoefficients:
+class LatencyFitCoefficients(Coefficients):
     """How strongly fits of latency follow their rows."""
 
     pull: float  # weight of the family's log λ against the relative error of one row

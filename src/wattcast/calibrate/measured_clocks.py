@@ -5,13 +5,10 @@ A file of its own, without msgspec: campaigns read it on a bare GPU node.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 
 
-@dataclass(frozen=True)
-class MeasuredClockCoefficients:
+class MeasuredClockCoefficients(Coefficients):
     """How clocks of measured rows are read."""
 
     top_share: float  # of the top clock, below which the power limit held the clock down

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 
 
-@dataclass(frozen=True)
-class RowCheckCoefficients:
+class RowCheckCoefficients(Coefficients):
     """How far rows may be from their forecast, from one another and from themselves."""
 
     far: float  # measured over forecast beyond this factor: a unit was mixed up

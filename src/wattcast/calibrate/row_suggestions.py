@@ -24,7 +24,7 @@ from wattcast.calibrate.kernel_rows import (
     parse_operators,
     select_kernels,
 )
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.errors import WattcastError
 from wattcast.hardware import Gpu
@@ -37,8 +37,7 @@ from wattcast.workload.model_catalogue import ModelKind
 from wattcast.workload.operator_base import Operator
 
 
-@dataclass(frozen=True)
-class SuggestionCoefficients:
+class SuggestionCoefficients(Coefficients):
     """How much measured rows tell of others, and where suggestions are from."""
 
     # Within which a measured row tells about another: where the covariance has fallen to 1/e

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 
 
-@dataclass(frozen=True)
-class TableCoefficients:
+class TableCoefficients(Coefficients):
     """Which rows of a table are used, and for what."""
 
     least_rows: int  # of a family, to calibrate it

@@ -1,10 +1,9 @@
 """Numbers that were fitted or chosen, each with its unit, its origin and the evidence for it.
 
 A number that is neither physics nor published by a vendor stands in a YAML file here, one file a
-subject. The code that uses it declares a frozen dataclass and loads the file into it once:
+subject. The code that uses it declares a class of its fields and loads the file into it once:
 
-    @dataclass(frozen=True)
-    class GovernorCoefficients:
+    class GovernorCoefficients(Coefficients):
         reaction_s: float
 
     GOVERNOR = load_coefficients("governor", GovernorCoefficients)
@@ -24,6 +23,6 @@ value is written with a unit, such as ``90 ms``. An entry has this form, its val
 wattcast.lab.coefficient_page``.
 """
 
-from wattcast.coefficients.coefficient_files import list_subjects, load_coefficients
+from wattcast.coefficients.coefficient_files import Coefficients, list_subjects, load_coefficients
 
-__all__ = ["list_subjects", "load_coefficients"]
+__all__ = ["Coefficients", "list_subjects", "load_coefficients"]

@@ -1,4 +1,4 @@
-"""Load the values of coefficients from the YAML files of their subjects into dataclasses.
+"""Load the values of coefficients from the YAML files of their subjects into records.
 
 A command that predicts needs the values alone, some hundred of them from dozens of files, and needs
 them at once: they are read here line by line, without a YAML parser and with the standard library
@@ -8,7 +8,6 @@ and strictly; a test holds that both find the same values.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 import re
@@ -31,6 +30,21 @@ FACTOR_VARIABLE = "WATTCAST_COEFFICIENT"
 
 Value = str | int | float | tuple[float, ...]
 Record = TypeVar("Record")
+
+
+class Coefficients:
+    """Base of a record of coefficients: a class of annotated fields, one for each entry of its file.
+
+    Only ``load_coefficients`` makes one, and nothing assigns to it afterwards. It is no dataclass
+    because Python takes most of a millisecond to make one, and a cold command needs dozens.
+    """
+
+    def __init__(self, **values: Any) -> None:
+        vars(self).update(values)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"{type(self).__name__}.{name} is read from a file, not assigned")
+
 
 # The end of a field's name -> the unit that its value is written in.
 _UNIT_OF_SUFFIX = {
@@ -59,20 +73,20 @@ def list_subjects() -> list[str]:
 
 
 def load_coefficients(subject: str, kind: type[Record]) -> Record:
-    """Return the coefficients of a subject as ``kind``, a dataclass with a field for each of them.
+    """Return the coefficients of a subject as ``kind``, a class with a field for each of them.
 
     A file with an entry that no field takes, or a field without an entry, is an error: a number
     that nothing reads would look as if it mattered.
     """
     values = read_values(subject)
     arguments: dict[str, Any] = {}
-    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
-        key, unit = split_unit(field.name)
+    for field in kind.__annotations__:
+        key, unit = split_unit(field)
         if key not in values:
             raise bad_value(f"{subject}.yaml", f"an entry {key}", "none")
         place = f"{subject}.{key}"
         quantity = parse_value(values.pop(key), unit, place)
-        arguments[field.name] = _scale_for_trial(place, quantity)
+        arguments[field] = _scale_for_trial(place, quantity)
     if values:
         raise bad_value(f"{subject}.yaml", "only entries that the code reads", min(values))
     record = kind(**arguments)

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.control.plants import (
     KnobRole,
     Lattice,
@@ -28,8 +27,7 @@ from wattcast.control.run_memory import RunMemory, SensitivityBeliefs
 from wattcast.core.arrays import Array
 
 
-@dataclass(frozen=True)
-class CappedSearchCoefficients:
+class CappedSearchCoefficients(Coefficients):
     """How time and power are expected to follow the knobs, and what a try may cost."""
 
     overlap: float  # exponent by which compute and memory time overlap

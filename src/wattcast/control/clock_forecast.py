@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.control.plants import (
     Knob,
     KnobRole,
@@ -52,8 +52,7 @@ from wattcast.predictor.timeline import MEMORY_KNEE
 from wattcast.workload.graph import Graph
 
 
-@dataclass(frozen=True)
-class ClockEstimateCoefficients:
+class ClockEstimateCoefficients(Coefficients):
     """How time and power of a card follow its clock where no bundle says so."""
 
     held_share: float  # of its power limit that a card holds

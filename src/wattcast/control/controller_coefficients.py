@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 
 
-@dataclass(frozen=True)
-class ControllerCoefficients:
+class ControllerCoefficients(Coefficients):
     """How the controller searches settings, and when it believes what it sees."""
 
     probe_change: float  # a fine step changes a knob by about this much

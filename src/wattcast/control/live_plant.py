@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.control.card_settings import RefusedKnob
 from wattcast.control.daemon_client import DaemonCard
 from wattcast.control.job_cards import JobCards, combine_readings
@@ -38,8 +38,7 @@ from wattcast.measure.device_control import PHASES
 from wattcast.measure.source_check import CHECKS, is_plausible_power
 
 
-@dataclass(frozen=True)
-class LiveControlCoefficients:
+class LiveControlCoefficients(Coefficients):
     """How a real card is observed and controlled in periods."""
 
     saturated: float  # share of time with a kernel running, below which a card waits for work

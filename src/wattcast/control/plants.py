@@ -26,7 +26,7 @@ from typing import (
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core import (
     MissingTool,
     bad_value,
@@ -37,8 +37,7 @@ from wattcast.core.arrays import Array
 from wattcast.core.regular_files import read_shipped_table
 
 
-@dataclass(frozen=True)
-class CardLevelCoefficients:
+class CardLevelCoefficients(Coefficients):
     """Which levels of a card's knobs a controller may choose."""
 
     core_clocks: int  # levels of the core clock at most

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.control.serving_control import (
     EngineReading,
     LatencyHistogram,
@@ -29,8 +29,7 @@ from wattcast.serving.governed_steps import predict_steady_step
 from wattcast.serving.step_costs import StepCosts
 
 
-@dataclass(frozen=True)
-class QueueKeeperCoefficients:
+class QueueKeeperCoefficients(Coefficients):
     """How the clock of a serving card follows the work in its engine."""
 
     interval_s: float  # between two decisions

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.control.plants import KnobRole
 from wattcast.core import bad_value, files
 from wattcast.core.arrays import Array
@@ -32,8 +32,7 @@ from wattcast.core.strict_files import (
 )
 
 
-@dataclass(frozen=True)
-class SensitivityCoefficients:
+class SensitivityCoefficients(Coefficients):
     """How sensitivities to clocks are binned and fitted."""
 
     low_edge: float  # below, a kernel is not sensitive to a knob

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core import MissingTool, bad_value
 from wattcast.core.arrays import Array
 from wattcast.serving.checking.metrics_text import parse_metrics_text
@@ -33,8 +33,7 @@ from wattcast.serving.governed_steps import govern_steps
 from wattcast.serving.step_costs import StepCosts
 
 
-@dataclass(frozen=True)
-class LatencyKeeperCoefficients:
+class LatencyKeeperCoefficients(Coefficients):
     """How the clock of a serving card follows its response times."""
 
     # below, the mean of two readings does not tell how many there were between them

@@ -29,7 +29,7 @@ from typing import (
 
 import numpy as np
 
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.control.card_daemon import BEAT_S, DaemonRequest
 from wattcast.control.daemon_client import DaemonLink, SilentDaemon
 from wattcast.core.arrays import Array
@@ -40,8 +40,7 @@ from wattcast.core.errors import (
 )
 
 
-@dataclass(frozen=True)
-class SiteBudgetCoefficients:
+class SiteBudgetCoefficients(Coefficients):
     """How a site's watts are shared among its GPUs."""
 
     held_down: float  # of its limit, from which a card would draw more if it might

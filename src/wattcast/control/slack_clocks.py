@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core.arrays import Array
 
 # What excludes a share: its next clock is more than 0.1 % higher (levels are 15 MHz or more apart).
@@ -30,8 +30,7 @@ ROUNDING = 1e-6  # by which a share times a clock may miss a level, as floats do
 LEAST_SLOWING = 1e-9  # of ln(1 / share), to divide by for cards that are not slowed
 
 
-@dataclass(frozen=True)
-class SlackClockCoefficients:
+class SlackClockCoefficients(Coefficients):
     """How cards that wait for others are slowed; values and reasons are in ``slack_clocks.yaml``.
 
     The busiest card's time is that of the busiest card at the full clock of the job."""

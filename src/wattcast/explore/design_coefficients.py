@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 
 
-@dataclass(frozen=True)
-class DesignCoefficients:
+class DesignCoefficients(Coefficients):
     """How area, leakage and energies follow the sizes of a chip, and what its kernels may do."""
 
     sm_area_share: float  # of the base's die

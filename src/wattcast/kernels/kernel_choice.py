@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core import bad_value
 from wattcast.core.arrays import (
     Array,
@@ -49,8 +49,7 @@ from wattcast.kernels.kernel_picks import (
 )
 
 
-@dataclass(frozen=True)
-class KernelChoiceCoefficients:
+class KernelChoiceCoefficients(Coefficients):
     """What the terms of a choice assume, and how scores become shares."""
 
     loads_per_cycle: float  # elements of both operands that the chip loads in a cycle

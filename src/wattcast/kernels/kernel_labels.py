@@ -17,21 +17,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.kernels.kernel_names import ParsedKernelName, parse_kernel_name
 
 
-@dataclass(frozen=True)
-class TileCoefficients:
+class TileCoefficients(Coefficients):
     """What tiles of products cost, and which of them a library without a fitted choice takes."""
 
     least_feed: float  # share of the pipe's rate that the smallest tile feeds

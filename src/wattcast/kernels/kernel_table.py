@@ -34,7 +34,7 @@ from typing import (
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core.arrays import (
     Array,
     CodedColumn,
@@ -58,8 +58,7 @@ _Rows = npt.NDArray[np.intp]
 _Names = tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class KernelWorkCoefficients:
+class KernelWorkCoefficients(Coefficients):
     """What kernels of all families have in common."""
 
     block_cycles: float  # of an SM for a block, however small

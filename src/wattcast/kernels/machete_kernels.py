@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core.arrays import Array
 from wattcast.kernels.kernel_table import (
     KernelWork,
@@ -16,8 +15,7 @@ from wattcast.kernels.kernel_table import (
 )
 
 
-@dataclass(frozen=True)
-class MacheteCoefficients:
+class MacheteCoefficients(Coefficients):
     """What Machete's kernels do besides multiplying, and when they share out steps."""
 
     weights_per_cycle: float  # that an SM widens from int4 to bf16

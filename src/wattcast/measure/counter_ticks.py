@@ -12,12 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.measure.energy_samples import Array, EnergySamples
 
 
-@dataclass(frozen=True)
-class CounterStepCoefficients:
+class CounterStepCoefficients(Coefficients):
     """How the steps of an energy counter are found among polls."""
 
     slack_s: float  # by which a counter may be read later than it changed

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from queue import Queue
 from typing import Any, TypeVar
 
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core.errors import (
     MissingTool,
     Refused,
@@ -28,8 +28,7 @@ from wattcast.core.errors import (
 from wattcast.measure.energy_sources import choose_nvml_index, decode_text
 
 
-@dataclass(frozen=True)
-class ProgramPhaseCoefficients:
+class ProgramPhaseCoefficients(Coefficients):
     """What a card's utilisation says of the program that it runs."""
 
     # share of time with a kernel running, from which a clock says what the card is allowed

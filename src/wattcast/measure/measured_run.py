@@ -22,7 +22,7 @@ from dataclasses import (
 from types import FrameType
 from typing import Any
 
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core.errors import (
     BadInput,
     ExitCode,
@@ -35,8 +35,7 @@ from wattcast.measure.sampler import Sampler
 from wattcast.measure.window_summary import Measurement, summarise_window
 
 
-@dataclass(frozen=True)
-class MeasuredRunCoefficients:
+class MeasuredRunCoefficients(Coefficients):
     """How long a counter is watched around a run, and when a card is idle."""
 
     lead_s: float  # before the outermost window, to learn the counter's period

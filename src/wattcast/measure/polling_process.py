@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core.errors import BadInput, MissingTool
 from wattcast.measure import sample_ring as layout
 from wattcast.measure.counter_ticks import UnwrappedCounter
@@ -37,8 +37,7 @@ from wattcast.measure.sample_ring import SampleRing
 from wattcast.measure.source_check import CHECKS
 
 
-@dataclass(frozen=True)
-class PollingCoefficients:
+class PollingCoefficients(Coefficients):
     """How often a card is read, and which readings are used."""
 
     fine_s: float  # between polls when the counter is about to step

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core.errors import BadInput, bad_value
 from wattcast.core.regular_files import open_regular
 from wattcast.measure.power_log_forms import (
@@ -34,8 +34,7 @@ from wattcast.measure.time_stamps import (
 from wattcast.measure.window_summary import WINDOWS
 
 
-@dataclass(frozen=True)
-class PowerLogCoefficients:
+class PowerLogCoefficients(Coefficients):
     """Which readings and times of a power log are used."""
 
     most_rail_w: float  # that a rail may draw

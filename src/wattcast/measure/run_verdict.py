@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core.errors import (
     BadInput,
     Refused,
@@ -17,8 +17,7 @@ from wattcast.core.errors import (
 from wattcast.measure.window_summary import Measurement
 
 
-@dataclass(frozen=True)
-class RunVerdictCoefficients:
+class RunVerdictCoefficients(Coefficients):
     """When a measured run differs from its prediction, and by which term."""
 
     tolerance: float  # between a run and its prediction, relative

@@ -20,7 +20,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core.units import show
 from wattcast.measure.counter_ticks import CounterTicks
 from wattcast.measure.energy_samples import (
@@ -31,8 +31,7 @@ from wattcast.measure.energy_samples import (
 )
 
 
-@dataclass(frozen=True)
-class SourceCheckCoefficients:
+class SourceCheckCoefficients(Coefficients):
     """When power readings and the power limit contradict an energy counter."""
 
     average_s: float  # that readings of average power look back

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core import Refused
 from wattcast.core.measured_rows import RunInfo
 from wattcast.measure.counter_ticks import CounterTicks, find_ticks
@@ -38,8 +38,7 @@ from wattcast.measure.source_check import (
 from wattcast.measure.window_summary import WINDOWS, flag_throttling
 
 
-@dataclass(frozen=True)
-class SettlingCoefficients:
+class SettlingCoefficients(Coefficients):
     """When a load has settled, so that its window may be measured."""
 
     settle_s: float  # before a window may begin

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core.errors import Refused
 from wattcast.core.units import show
 from wattcast.core.user_results import UserResult
@@ -32,8 +32,7 @@ from wattcast.measure.source_check import (
 )
 
 
-@dataclass(frozen=True)
-class EnergyWindowCoefficients:
+class EnergyWindowCoefficients(Coefficients):
     """What a measured window needs to have energy and power, and what is flagged."""
 
     least_ticks: int  # steps of the counter in a window that has power

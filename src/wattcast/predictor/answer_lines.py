@@ -11,15 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core.arrays import Array
 from wattcast.core.strict_files import FitStatus
 from wattcast.core.units import show
 from wattcast.predictor.prediction_values import PredictionValues, Values
 
 
-@dataclass(frozen=True)
-class AnswerCoefficients:
+class AnswerCoefficients(Coefficients):
     """When words and digits change; widths are half-widths of an interval over the value."""
 
     good_width: float  # the largest that is called good

@@ -18,6 +18,7 @@ from collections.abc import (
 from dataclasses import replace
 from pathlib import Path
 from typing import (
+    TYPE_CHECKING,
     Any,
     TypeAlias,
     Unpack,
@@ -35,8 +36,6 @@ from wattcast.hardware import (
     strip_board,
 )
 from wattcast.hardware.catalogue_reader import load_node, load_node_file
-from wattcast.options.keywords import PredictKeywords as PredictKeywords
-from wattcast.options.keywords import SettingKeywords as SettingKeywords
 from wattcast.options.setting_options import (
     OPERANDS,
     PREDICT,
@@ -61,13 +60,16 @@ from wattcast.workload.operator_base import is_any
 from wattcast.workload.readers import load_workload
 from wattcast.workload.readers.load_workload import Workload
 
+if TYPE_CHECKING:
+    from wattcast.options.keywords import PredictKeywords
+
 _REPLAYED = (
     "host: as measured of vLLM 0.25.1, which prepares a step while the GPU computes the one before"
 )
 _WAITING = "host: as measured of vLLM 0.25.1"
 
 
-SETTING_NAMES = tuple(SettingKeywords.__annotations__)
+SETTING_NAMES = tuple([name for name in PREDICT.declared if name not in OPTION_NAMES])
 # Kinds of GPU that one call answers for: ["h200", "b200"]
 SeveralGpus: TypeAlias = "list[str] | list[str | Path | Gpu] | tuple[str | Path | Gpu, ...]"
 

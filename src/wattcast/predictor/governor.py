@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core.arrays import (
     Array,
     Mask,
@@ -43,8 +43,7 @@ if TYPE_CHECKING:
     from wattcast.predictor.run_stretches import Division, Stretch
 
 
-@dataclass(frozen=True)
-class GovernorCoefficients:
+class GovernorCoefficients(Coefficients):
     """How the governor acts in time."""
 
     reaction_s: float  # from the start of a load to a lower clock; it averages over as long

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 
 
-@dataclass(frozen=True)
-class KernelCoefficients:
+class KernelCoefficients(Coefficients):
     """What the times of kernels are made of, besides the corrections that a bundle has."""
 
     turns_per_cycle: float  # elements of a layout kernel that an SM turns in a cycle

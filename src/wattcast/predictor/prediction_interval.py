@@ -20,7 +20,7 @@ from itertools import product
 
 import numpy as np
 
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core.arrays import (
     Array,
     CodedColumn,
@@ -44,8 +44,7 @@ from wattcast.predictor.unmeasured_kernels import UnmeasuredKernels
 from wattcast.workload.model_options import SoftwareStack
 
 
-@dataclass(frozen=True)
-class UncertaintyCoefficients:
+class UncertaintyCoefficients(Coefficients):
     """What a board averages over a second where the power limit lowers its clock, over the
     limit.
     """

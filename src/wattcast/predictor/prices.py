@@ -19,9 +19,9 @@ from wattcast.core import (
     unknown_name,
 )
 from wattcast.core.arrays import Array
+from wattcast.core.option_declaration import list_declared
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.hardware.catalogue_reader import resolve_gpu_name, strip_board
-from wattcast.options.keywords import PriceKeywords as PriceKeywords
 from wattcast.options.setting_options import PriceOptions
 
 CURRENCIES = ("USD", "EUR", "")  # "": a number without a currency, which is then shown without one
@@ -92,7 +92,7 @@ def parse_prices(
     ``us``; ``pue`` the energy at the meter per energy of the GPU. ``unknown`` are options of
     whichever function takes prices beside its own.
     """
-    names = PriceKeywords.__annotations__
+    names = [option.keyword for option in list_declared(PriceOptions)]
     check_names("option", unknown, names, f"Prices: {', '.join(names)}.")
     if not 1.0 <= pue <= MOST_PUE:
         raise bad_value("pue", f"a number from 1 to {MOST_PUE:g}", pue)

@@ -24,7 +24,7 @@ from operator import attrgetter
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core import bad_value
 from wattcast.core.arrays import Array, Sweepable
 from wattcast.kernels import Kernels
@@ -212,8 +212,7 @@ class Timeline:
         )
 
 
-@dataclass(frozen=True)
-class ClockCoefficients:
+class ClockCoefficients(Coefficients):
     """How time follows a low clock, besides the law of effective clocks that a bundle has."""
 
     memory_knee: float  # of the top clock, below which time in device memory may follow the clock

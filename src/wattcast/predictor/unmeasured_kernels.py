@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core.arrays import split_rows
 from wattcast.core.units import show_plain
 from wattcast.kernels.kernel_table import (
@@ -30,8 +30,7 @@ from wattcast.workload.operator_base import (
 )
 
 
-@dataclass(frozen=True)
-class SupportCoefficients:
+class SupportCoefficients(Coefficients):
     """When a prediction counts as measured, near or far."""
 
     near_share: float  # of time or energy beyond what was measured, to be called near

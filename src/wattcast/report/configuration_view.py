@@ -22,6 +22,7 @@ from wattcast.core import bad_value
 from wattcast.core.arrays import Array, as_sweep
 from wattcast.hardware import Gpu
 from wattcast.kernels.kernel_table import IssueSegment, RowIndex
+from wattcast.options.keywords import SettingKeywords
 from wattcast.predictor import api
 from wattcast.predictor.engine_host import EngineHost
 from wattcast.predictor.governor import run_governed
@@ -331,7 +332,7 @@ def view_configuration(
     workload: load_workload.Workload,
     gpu: Gpu,
     options: ModelOptions = ModelOptions(),  # noqa: B008  (frozen)
-    **settings: Unpack[api.SettingKeywords],
+    **settings: Unpack[SettingKeywords],
 ) -> ConfigurationView:
     """Predict a workload on a GPU, and view the prediction.
 

@@ -28,6 +28,7 @@ from wattcast.core import files
 from wattcast.core.errors import MissingTool, WattcastError
 from wattcast.core.units import show
 from wattcast.hardware import Gpu
+from wattcast.options.keywords import SettingKeywords
 from wattcast.predictor import answer_lines
 from wattcast.predictor.answer_lines import (
     AnswerLine,
@@ -35,7 +36,6 @@ from wattcast.predictor.answer_lines import (
     list_answers,
     round_number,
 )
-from wattcast.predictor.api import SettingKeywords
 from wattcast.predictor.prediction import Prediction
 from wattcast.report.configuration_view import ConfigurationView, view_configuration
 from wattcast.report.figure_style import Figure, encode_figure

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 
 
-@dataclass(frozen=True)
-class PlanCoefficients:
+class PlanCoefficients(Coefficients):
     """How close bounds and simulations are, and when a run has a steady state."""
 
     bound_slack: float  # of the bound of a replica's steps, which a simulated one may beat so

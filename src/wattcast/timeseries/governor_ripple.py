@@ -10,11 +10,11 @@ Both move energy in time and leave its sum: a stretch at the limit keeps its jou
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core.arrays import Array, Mask
 from wattcast.timeseries.power_curve import PowerCurve
 
@@ -22,8 +22,7 @@ _AT_LIMIT = 0.99  # of the power that is held, above which the governor lowers t
 _SEED = 700
 
 
-@dataclass(frozen=True)
-class RippleCoefficients:
+class RippleCoefficients(Coefficients):
     """How the power of a card moves while its governor holds the limit."""
 
     interval_s: float  # within which power is one number

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core import (
     bad_value,
     check_names,
@@ -28,8 +28,7 @@ DAY_HOURS = 24.0
 LEVELS = ("rack", "row", "hall")
 
 
-@dataclass(frozen=True)
-class DayCoefficients:
+class DayCoefficients(Coefficients):
     """Requests of each hour over the mean of the day, from midnight."""
 
     office: tuple[float, ...]  # low at five in the morning, high from ten to four

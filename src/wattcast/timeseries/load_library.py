@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core.arrays import Array
 from wattcast.serving.serving_result import ServingResult
 from wattcast.serving.simulate_serving import simulate
@@ -27,8 +27,7 @@ from wattcast.timeseries.power_curve import state_code
 ReportProgress = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class HallCoefficients:
+class HallCoefficients(Coefficients):
     """How a hall is put together from simulated stretches."""
 
     block_s: float

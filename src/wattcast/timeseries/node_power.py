@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core import bad_value
 from wattcast.core.arrays import Array
 from wattcast.hardware.catalogue_reader import load_gpu, load_node
@@ -33,8 +33,7 @@ _MOST_OVER_LIMIT = 1.2  # of a card's limit, up to which the curves reach
 _LEAST_INLET_C = -20.0
 
 
-@dataclass(frozen=True)
-class NodeCoefficients:
+class NodeCoefficients(Coefficients):
     """What parts of a server draw, from the least to the most that is plausible."""
 
     cpu_idle_share: tuple[float, float]

@@ -10,12 +10,11 @@ takes c, the reading at time t is
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core.arrays import Array
 from wattcast.timeseries.power_curve import PowerCurve
 
@@ -24,8 +23,7 @@ _INSTANT_ARCHITECTURES = ("kepler", "maxwell", "pascal", "volta", "turing")
 _INSTANT_CHIPS = ("a100", "a30")  # GA100
 
 
-@dataclass(frozen=True)
-class SensorCoefficients:
+class SensorCoefficients(Coefficients):
     """Windows and periods of the driver's power sensors."""
 
     instant_window_s: float

@@ -5,13 +5,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 
 
-@dataclass(frozen=True)
-class TrainingCoefficients:
+class TrainingCoefficients(Coefficients):
     """How exchanges and compute share a GPU, and what a job loses beyond both."""
 
     overlap: float  # of compute time that an exchange beside it can use

@@ -15,8 +15,8 @@ from wattcast import hardware
 from wattcast.core import Dtype, bad_value
 from wattcast.core.strict_files import decode_json
 from wattcast.hardware.catalogue_reader import list_boards
+from wattcast.options.keywords import PriceKeywords
 from wattcast.options.training_options import MINIMISE
-from wattcast.predictor.prices import PriceKeywords
 from wattcast.report.figure_style import ENDINGS
 from wattcast.report.prediction_figures import FIGURES
 from wattcast.serving.arrivals import ARRIVAL_PROCESSES

@@ -234,7 +234,7 @@ class LatentAttention(Operator):
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class NarrowProduct(Operator):
     """``out[m, n] = in[m, k] @ weight[n, k]ᵀ`` with weights narrower than the bf16 result.
 

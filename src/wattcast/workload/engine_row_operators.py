@@ -27,7 +27,7 @@ _SAMPLING_PASSES = {
 _MOST_SAMPLING_PASSES = 20.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class RowKernel(Operator):
     """A small fused kernel over ``rows`` tokens of ``dim`` values each."""
 

@@ -12,7 +12,6 @@ from wattcast.core import (
 )
 from wattcast.core.option_declaration import list_declared
 from wattcast.core.option_declaration import parse_word as parse_word
-from wattcast.options.keywords import ModelKeywords as ModelKeywords
 from wattcast.options.run_options import KV_DTYPES as KV_DTYPES
 from wattcast.options.run_options import OPTION_NAMES as OPTION_NAMES
 from wattcast.options.run_options import RUNNABLE_DTYPES as RUNNABLE_DTYPES

@@ -61,12 +61,14 @@ class OperatorWork(NamedTuple):
     sfu_op: float = 0.0  # exponentials, reciprocals, tanh
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Operator:
     """One call that the host issues.
 
     ``count`` says how often in a row it is issued, ``label`` where in the model. Neither changes
-    the cost of one call, so neither takes part in equality."""
+    the cost of one call, so neither takes part in equality. All operators share the methods that
+    compare and show them: Python takes long to make some of their own for each of thirty classes.
+    """
 
     # the registered name, which is "op" in workload JSON
     kind: ClassVar[str] = ""
@@ -94,6 +96,8 @@ class Operator:
 
     # fields and the least value of each
     _whole_numbers: ClassVar[tuple[tuple[str, int], ...]] = ()
+    # returns what equal operators share: all fields but count and label
+    _read_compared: ClassVar[Callable[[Any], Hashable]]
 
     dtype: Dtype = field(default=Dtype.BF16, kw_only=True)
     count: int = field(
@@ -117,6 +121,18 @@ class Operator:
             if values[name] not in words:
                 where = f"{self.kind}.{self.json_names.get(name, name)}"
                 raise bad_value(where, f"one of {', '.join(words)}", values[name])
+
+    def __eq__(self, other: object) -> bool:
+        if other.__class__ is not self.__class__:
+            return NotImplemented
+        return self._read_compared(self) == self._read_compared(other)
+
+    def __hash__(self) -> int:
+        return hash(self._read_compared(self))
+
+    def __repr__(self) -> str:
+        values = [f"{item.name}={getattr(self, item.name)!r}" for item in fields(self)]
+        return f"{type(self).__qualname__}({', '.join(values)})"
 
     def with_label(self: _OperatorType, label: str) -> _OperatorType:
         """Return the same operator under another label, without checking its fields again."""
@@ -368,7 +384,9 @@ def register_operator(
     def register(cls: type[_OperatorType]) -> type[_OperatorType]:
         assert kind not in _REGISTRY, f"two operators are called {kind}"
         if "__dataclass_fields__" not in vars(cls):
-            cls = dataclass(frozen=True)(cls)
+            # A base class that is a dataclass of its own compares its own fields only
+            makes_methods = cls.__eq__ is not Operator.__eq__
+            cls = dataclass(frozen=True, eq=makes_methods, repr=makes_methods)(cls)
         cls.kind = kind
         cls.family = family or kind
 
@@ -381,6 +399,7 @@ def register_operator(
         words = [name for name in compared if name not in sizes]
         cls.size_names = ("count", *sizes)
         cls.read_words = staticmethod(attrgetter(*words))
+        cls._read_compared = staticmethod(attrgetter(*compared))
         _REGISTRY[kind] = cls
         return cls
 

@@ -271,7 +271,7 @@ class Attention(Operator):
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class RowReduction(Operator):
     """Softmax, layer norm or RMS norm over ``rows`` rows of ``dim`` elements; see the subclasses.
 

@@ -11,7 +11,6 @@ with its memory-efficient kernel, which cuts no cache and takes a block for each
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
 from operator import attrgetter
@@ -19,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core.arrays import (
     Array,
     CodedColumn,
@@ -38,8 +37,7 @@ from wattcast.kernels.kernel_table import (
 from wattcast.workload.operator_types import Attention
 
 
-@dataclass(frozen=True)
-class AttentionCoefficients:
+class AttentionCoefficients(Coefficients):
     """What fused attention costs besides its two products, and how often it moves a byte."""
 
     # A score beyond its products, in head dimensions of a product: its exponential, and with

@@ -6,11 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core.arrays import Array
 from wattcast.kernels.families import KernelMapping, register_kernels
 from wattcast.kernels.kernel_table import (
@@ -22,8 +21,7 @@ from wattcast.kernels.kernel_table import (
 from wattcast.workload.operator_types import Collective
 
 
-@dataclass(frozen=True)
-class CollectiveCoefficients:
+class CollectiveCoefficients(Coefficients):
     """What a collective occupies."""
 
     copying_sms: float  # of a GPU with fast links, whatever the size

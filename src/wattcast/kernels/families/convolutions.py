@@ -7,13 +7,13 @@ channels innermost, CUDA-core kernels channels outermost: other layouts are turn
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core import Dtype
 from wattcast.core.arrays import (
     Array,
@@ -61,8 +61,7 @@ from wattcast.kernels.kernel_table import (
 from wattcast.workload.operator_types import Conv2d
 
 
-@dataclass(frozen=True)
-class ConvolutionCoefficients:
+class ConvolutionCoefficients(Coefficients):
     """What kernels cost that turn or pad operands, and when Hopper's split K."""
 
     slow_pad: float  # to pad an element, over turning one

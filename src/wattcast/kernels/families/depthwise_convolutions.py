@@ -5,17 +5,15 @@ They have no product in them and run on CUDA cores.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
 
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core import Dtype
 from wattcast.workload.operator_types import Conv2d
 
 
-@dataclass(frozen=True)
-class DepthwiseCoefficients:
+class DepthwiseCoefficients(Coefficients):
     """How depthwise convolutions are cut into blocks, and what these cost."""
 
     plain_elements: float  # of a result that a block of PyTorch's kernels works on

@@ -10,7 +10,7 @@ profiler counted: 16 (and 2 on the slow pipe, 8 slots each) for a division, 22 a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from math import nan
 from operator import attrgetter
@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core import Dtype
 from wattcast.core.arrays import (
     Array,
@@ -37,8 +37,7 @@ from wattcast.workload.operator_base import find_function, index_words
 from wattcast.workload.operator_types import Elementwise, Layout
 
 
-@dataclass(frozen=True)
-class ElementwiseCoefficients:
+class ElementwiseCoefficients(Coefficients):
     """What pointwise functions cost beyond moving their operands, and sizes nobody stated."""
 
     store_byte_per_cycle: float  # that an SM stores, whatever it reads

@@ -8,13 +8,12 @@ four divides the row, else one.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core import Dtype
 from wattcast.core.arrays import (
     Array,
@@ -43,8 +42,7 @@ from wattcast.workload.operator_types import (
 )
 
 
-@dataclass(frozen=True)
-class RowReductionCoefficients:
+class RowReductionCoefficients(Coefficients):
     """What kernels of softmax and norms cost; cycles are those of an SM."""
 
     # Of a warp's row of softmax: each lane's place in it, each element, the row

@@ -16,11 +16,10 @@ at most 128 parts.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import ceil, log2
 from typing import NamedTuple, TypeAlias
 
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core import Dtype
 from wattcast.kernels.kernel_table import (
     SM_THREADS,
@@ -31,8 +30,7 @@ from wattcast.kernels.kernel_table import (
 from wattcast.workload.operator_types import Elementwise, Layout
 
 
-@dataclass(frozen=True)
-class SpecialGridCoefficients:
+class SpecialGridCoefficients(Coefficients):
     """What kernels with a grid of their own cost; cycles are those of an SM."""
 
     scale_cycles: float  # of a warp's step of batch norm's scaling, channels first

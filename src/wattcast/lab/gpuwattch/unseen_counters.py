@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core.arrays import Array, Mask
 from wattcast.lab.gpuwattch.component_build import DUTY_CAP
 from wattcast.lab.gpuwattch.trace_reading import SimulatorDialect
@@ -44,8 +44,7 @@ _SCHEDULERS = {SimulatorDialect.GPUWATTCH: 2, SimulatorDialect.ACCELWATTCH: 4}
 Range = tuple[float, float, float]
 
 
-@dataclass(frozen=True)
-class TypicalActivity:
+class TypicalActivity(Coefficients):
     """Counts per warp instruction: the least, the typical and the most."""
 
     scheduled_share: Range

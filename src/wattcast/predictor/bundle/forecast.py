@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core import (
     Dtype,
     bad_value,
@@ -44,8 +44,7 @@ from wattcast.predictor.learned_factors import CarriedFactors
 from wattcast.predictor.timeline import ClockLaw
 
 
-@dataclass(frozen=True)
-class ForecastCoefficients:
+class ForecastCoefficients(Coefficients):
     """What no vendor publishes of a chip, as far as it holds for all chips alike."""
 
     sm_alike: float  # of an SM's energy that every SM since Volta has alike

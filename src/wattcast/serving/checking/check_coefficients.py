@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 
 
-@dataclass(frozen=True)
-class CheckCoefficients:
+class CheckCoefficients(Coefficients):
     """Margins of a check, as shares of what they are margins of."""
 
     false_alarms: float  # healthy services that may raise an alarm

@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from wattcast import __version__
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core import bad_value, check_names
 from wattcast.core.strict_files import (
     convert_plain,
@@ -48,8 +48,7 @@ Positive = Annotated[float, msgspec.Meta(gt=0.0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
-@dataclass(frozen=True)
-class ServingIntervals:
+class ServingIntervals(Coefficients):
     """Half-widths of intervals that hold nine in ten runs, as shares of the figure."""
 
     ttft: float

@@ -6,9 +6,7 @@ bound by the values that they load and add to, not by their products.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.kernels.families import register_kernels
 from wattcast.kernels.families.engine.engine_counts import (
     CountedKernel,
@@ -19,8 +17,7 @@ from wattcast.kernels.families.engine.engine_counts import (
 from wattcast.workload.adapter_operators import AdapterProduct
 
 
-@dataclass(frozen=True)
-class EngineAdapterCoefficients:
+class EngineAdapterCoefficients(Coefficients):
     """What adapters cost beside bytes and FLOPs."""
 
     base_steps: float  # dependent steps of both kernels, whatever the adapters

@@ -6,12 +6,11 @@ on other chips and formats TensorRT-LLM's, Marlin's, or OpenAI's Triton kernels 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from math import ceil, expm1
 from typing import NamedTuple
 
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core import Dtype
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.kernels.families import register_kernels
@@ -35,8 +34,7 @@ from wattcast.workload.engine_operators import (
 )
 
 
-@dataclass(frozen=True)
-class EngineExpertCoefficients:
+class EngineExpertCoefficients(Coefficients):
     """What kernels of experts do besides multiplying."""
 
     marlin_flop_per_cycle: float  # of padded tiles, that an SM gets through in Marlin's kernels

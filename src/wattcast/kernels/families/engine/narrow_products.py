@@ -6,11 +6,11 @@ the chip by Machete on Hopper, by Marlin elsewhere.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil
 from typing import NamedTuple
 
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core import Dtype
 from wattcast.kernels.families import register_kernels
 from wattcast.kernels.families.engine.engine_counts import (
@@ -37,8 +37,7 @@ from wattcast.workload.engine_operators import (
 )
 
 
-@dataclass(frozen=True)
-class EngineProductCoefficients:
+class EngineProductCoefficients(Coefficients):
     """What products of an engine do besides multiplying."""
 
     slice_steps: float  # of Marlin, until a slice of a tile has added its sums to those before it

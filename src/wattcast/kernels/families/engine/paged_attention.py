@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core import Dtype
 from wattcast.core.arrays import Array
 from wattcast.kernels.families import register_kernels
@@ -38,8 +38,7 @@ from wattcast.kernels.kernel_table import LibraryStyle, ReferenceChip
 from wattcast.workload.engine_operators import PagedAttention
 
 
-@dataclass(frozen=True)
-class EngineAttentionCoefficients:
+class EngineAttentionCoefficients(Coefficients):
     """What a tile of attention does besides multiplying."""
 
     score_cycles: float  # of an SM for a score's exponential, as far as products do not hide it

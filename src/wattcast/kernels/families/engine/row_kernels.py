@@ -7,12 +7,11 @@ and times of those that an H200 ran.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from math import ceil, log2
 from typing import NamedTuple
 
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core import Dtype
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.kernels.families import register_kernels
@@ -35,8 +34,7 @@ from wattcast.workload.engine_row_operators import (
 )
 
 
-@dataclass(frozen=True)
-class EngineRowCoefficients:
+class EngineRowCoefficients(Coefficients):
     """What small kernels cost that have no line in ``row_costs.csv``."""
 
     route_cycles: float  # of an SM for a score and a pick of the routing kernel

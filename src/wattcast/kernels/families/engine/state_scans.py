@@ -11,9 +11,7 @@ each channel of each sequence.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from wattcast.coefficients import load_coefficients
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.kernels.families import register_kernels
 from wattcast.kernels.families.engine.engine_counts import (
     CountedKernel,
@@ -24,8 +22,7 @@ from wattcast.kernels.families.engine.engine_counts import (
 from wattcast.workload.scan_operators import CausalConv, StateScan
 
 
-@dataclass(frozen=True)
-class EngineScanCoefficients:
+class EngineScanCoefficients(Coefficients):
     """What scans do besides reading, multiplying and writing."""
 
     delta_chunk_steps: float  # dependent steps from a chunk's state to the next one's
