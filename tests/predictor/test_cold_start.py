@@ -20,10 +20,13 @@ RUNS = 5
 MOST_S, MOST_MODULES, ROUNDS = 0.45, 130, 6
 NUMPY = "import numpy"
 PREDICT = (
-    "from wattcast.cli.main import main\n"
-    "import sys, io\n"
-    "code = main(['predict', 'llama3-8b', '--gpu', 'h100-sxm', '--batch', '8', '--seq', '1024', '--json'])\n"
-    "assert code == 0"
+    "from wattcast.cli.main import entry\n"
+    "import sys\n"
+    "sys.argv[1:] = ['predict', 'llama3-8b', '--gpu', 'h100-sxm', '--batch', '8', '--seq', '1024', '--json']\n"
+    "try:\n"
+    "    entry()\n"
+    "except SystemExit as end:\n"
+    "    assert end.code == 0\n"
 )
 MEASURE = "\nimport resource, sys, json; u = resource.getrusage(resource.RUSAGE_SELF)\n"
 REPORT = "sys.stderr.write(json.dumps([u.ru_utime + u.ru_stime, sorted(sys.modules)]))"

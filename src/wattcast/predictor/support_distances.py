@@ -462,10 +462,12 @@ def _measure_links(basis: PredictionBasis) -> Iterator[SupportDistance]:
     of a node that was not timed reaches from its law to that node.
     """
     gpu = basis.gpu
-    node = gpu.node or node_of_gpu(gpu.name)
     timeline = basis.timeline
     rows = [row for row, op in enumerate(timeline.kernels.ops) if isinstance(op, Collective)]
-    if node.is_timed or not rows:
+    if not rows:
+        return
+    node = gpu.node or node_of_gpu(gpu.name)
+    if node.is_timed:
         return
     from wattcast.predictor.link_laws import (
         collective_s,

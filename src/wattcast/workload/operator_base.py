@@ -123,12 +123,13 @@ class Operator:
                 raise bad_value(where, f"one of {', '.join(words)}", values[name])
 
     def __eq__(self, other: object) -> bool:
-        if other.__class__ is not self.__class__:
+        kind = type(self)
+        if type(other) is not kind:
             return NotImplemented
-        return self._read_compared(self) == self._read_compared(other)
+        return kind._read_compared(self) == kind._read_compared(other)
 
     def __hash__(self) -> int:
-        return hash(self._read_compared(self))
+        return hash(type(self)._read_compared(self))
 
     def __repr__(self) -> str:
         values = [f"{item.name}={getattr(self, item.name)!r}" for item in fields(self)]
