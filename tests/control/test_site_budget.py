@@ -16,6 +16,7 @@ from wattcast.control.card_daemon import SILENT_S, CardStatus, DaemonReply, Daem
 from wattcast.control.card_settings import CardSettings
 from wattcast.control.daemon_client import SilentDaemon
 from wattcast.control.site_budget import (
+    BudgetNotice,
     Site,
     SiteCoordinator,
     SiteGpu,
@@ -209,7 +210,12 @@ class SiteLink:
         if request.limit_w is not None:
             daemon.limits_w[uuid] = request.limit_w
         limit_w = daemon.limits_w[uuid]
-        return DaemonReply(True, power_w=limit_w, limits_w=(limit_w, 200.0, 700.0))
+        return DaemonReply(
+            True,
+            power_w=limit_w,
+            limits_w=(limit_w, 200.0, 700.0),
+            in_force_w=limit_w,
+        )
 
 
 @pytest.fixture
@@ -302,3 +308,44 @@ def test_a_node_that_is_lost_is_reached_again(site: Site, daemon: SiteDaemon) ->
     for _ in range(5):
         site.step()
     assert min(daemon.limits_w.values()) == pytest.approx(400.0)
+
+
+def test_a_card_that_came_back_at_its_boards_limit_is_lowered_first(
+    site: Site, daemon: SiteDaemon
+) -> None:
+    """A node that was switched off came back at 700 W and was believed to have its safe share."""
+    daemon.give_back("GPU-1")
+    daemon.limits_w["GPU-1"] = 700.0
+    site.step()
+    assert daemon.limits_w["GPU-1"] <= 350.0
+    assert sum(daemon.limits_w.values()) <= 1600.0
+
+
+def test_a_limit_that_somebody_raised_by_hand_is_lowered_again(
+    site: Site, daemon: SiteDaemon
+) -> None:
+    daemon.limits_w["GPU-2"] = 700.0
+    site.step()
+    assert daemon.limits_w["GPU-2"] == pytest.approx(400.0)
+
+
+def test_a_budget_in_a_file_holds_as_long_as_the_file(
+    site: Site, daemon: SiteDaemon, tmp_path: Path, said: list[str]
+) -> None:
+    path = tmp_path / "budget"
+    notice = BudgetNotice(path, 1600.0, said.append)
+    assert notice.follow(site.coordinator) == 1600.0
+    path.write_text("1.4kW\n")
+    assert notice.follow(site.coordinator) == 1400.0
+    site.step()
+    assert sum(daemon.limits_w.values()) == pytest.approx(1400.0)
+    for text in ("1kW", "much", "-1kW"):  # less than the safe shares, and no power at all
+        path.write_text(text)
+        assert notice.follow(site.coordinator) == notice.follow(site.coordinator) == 1400.0
+    assert len(said) == 4
+    assert "safe" in said[1] or "1200 W" in said[1]
+    path.unlink()
+    assert notice.follow(site.coordinator) == 1600.0
+    for _ in range(5):
+        site.step()
+    assert sum(daemon.limits_w.values()) == pytest.approx(1600.0)

@@ -29,6 +29,8 @@
  *   stale NAME FROM TO          instant or average power repeats what it said at FROM
  *   follow EXPONENT             watts follow a locked core clock: 30 % stay, 70 % times (lock / clock)^EXPONENT
  *   utilisation PERCENT         of SMs and memory; without the line the card does not tell
+ *   profiles MASK               power profiles that the firmware has, as bits; without the line there are none
+ *   smoothing                   the card has power smoothing; what is requested and on outlives processes in PATH.more
  *   gpm SM DRAM TENSOR FP32     percent that performance monitoring (GPM) tells; without the line there is no GPM
  *
  * With WATTCAST_STANDIN_CLOCK, the name of a file with one double, that is the time in place of CLOCK_MONOTONIC.
@@ -64,7 +66,8 @@ static Drift drifts[MOST];
 static int drift_count;
 static const volatile double *imagined_s;
 static double gpm[4];
-static int tells_gpm;
+static int tells_gpm, has_smoothing;
+static unsigned profiles;
 
 static double monotonic_s(void)
 {
@@ -123,6 +126,8 @@ static void read_line(const char *line)
     sscanf(line, "name %63[^\n]", card_name);
     sscanf(line, "memory_mhz %u", &memory_mhz);
     sscanf(line, "utilisation %u", &tells_utilisation);
+    sscanf(line, "profiles %u", &profiles);
+    if (strncmp(line, "smoothing", 9) == 0) has_smoothing = 1;
     if (sscanf(line, "gpm %lf %lf %lf %lf", &gpm[0], &gpm[1], &gpm[2], &gpm[3]) == 4) tells_gpm = 1;
 }
 
@@ -269,7 +274,7 @@ int nvmlDeviceGetSerial(void *d, char *out, unsigned length) { (void)d; return t
 int nvmlSystemGetDriverVersion(char *out, unsigned length) { return text(out, length, "580.0"); }
 int nvmlSystemGetNVMLVersion(char *out, unsigned length) { return text(out, length, "13.580"); }
 
-typedef struct { unsigned low, high, memory_low, memory_high, limit_mw; } Card;
+typedef struct { unsigned low, high, memory_low, memory_high, limit_mw, requested, smooth; } Card;
 
 static const char *card_file(void *d, const char *ending)
 {
@@ -282,12 +287,29 @@ static const char *card_file(void *d, const char *ending)
 
 static Card read_card(void *d)
 {
-    Card c = {0, 0, 0, 0, 700000};
+    Card c = {0, 0, 0, 0, 700000, 0, 0};
     FILE *stream = card_path[0] ? fopen(card_file(d, ""), "r") : NULL;
-    if (stream == NULL) return c;
-    if (fscanf(stream, "%u %u %u %u %u", &c.low, &c.high, &c.memory_low, &c.memory_high, &c.limit_mw) != 5) c.low = 0;
-    fclose(stream);
+    if (stream != NULL) {
+        if (fscanf(stream, "%u %u %u %u %u", &c.low, &c.high, &c.memory_low, &c.memory_high, &c.limit_mw) != 5) c.low = 0;
+        fclose(stream);
+    }
+    stream = card_path[0] ? fopen(card_file(d, ".more"), "r") : NULL;
+    if (stream != NULL) {
+        if (fscanf(stream, "%u %u", &c.requested, &c.smooth) != 2) c.requested = 0;
+        fclose(stream);
+    }
     return c;
+}
+
+static int write_more(void *d, Card c)
+{
+    char fresh[600];
+    snprintf(fresh, sizeof fresh, "%s", card_file(d, ".fresh"));
+    FILE *stream = fopen(fresh, "w");
+    if (stream == NULL) return NOT_FOUND;
+    fprintf(stream, "%u %u\n", c.requested, c.smooth);
+    fclose(stream);
+    return rename(fresh, card_file(d, ".more")) == 0 ? OK : NOT_FOUND;
 }
 
 static int write_card(void *d, Card c)
@@ -299,6 +321,8 @@ static int write_card(void *d, Card c)
     if (stream == NULL) return NOT_FOUND;
     fprintf(stream, "%u %u %u %u %u\n", c.low, c.high, c.memory_low, c.memory_high, c.limit_mw);
     fclose(stream);
+    Card had = read_card(d);
+    if ((had.requested != c.requested || had.smooth != c.smooth) && write_more(d, c) != OK) return NOT_FOUND;
     return rename(fresh, card_file(d, "")) == 0 ? OK : NOT_FOUND;
 }
 
@@ -391,6 +415,7 @@ int nvmlDeviceGetFieldValues(void *d, int count, Field *values)
         values[i].result = values[i].field == 185 || values[i].field == 186 ? OK : NOT_SUPPORTED;
         values[i].type = 1;
         values[i].value = (uint32_t)(1e3 * watts);
+        if (values[i].field == 251 && has_smoothing) values[i].result = OK, values[i].value = read_card(d).smooth;
     }
     return code;
 }
@@ -462,6 +487,51 @@ int nvmlDeviceResetMemoryLockedClocks(void *d)
     Card c = read_card(d);
     c.memory_low = c.memory_high = 0;
     return record(d, "memory_set", c, "ResetMemoryLockedClocks", 0, 0);
+}
+
+/* Masks of 256 bits, of which the first word is used, after a word with the version. */
+int nvmlDeviceWorkloadPowerProfileGetProfilesInfo(void *d, uint32_t *info)
+{
+    reload();
+    if (!profiles) return NOT_SUPPORTED;
+    info[1] = profiles;
+    return enter(d, "number");
+}
+
+int nvmlDeviceWorkloadPowerProfileGetCurrentProfiles(void *d, uint32_t *info)
+{
+    reload();
+    if (!profiles) return NOT_SUPPORTED;
+    info[1] = profiles, info[9] = info[17] = read_card(d).requested;
+    return enter(d, "number");
+}
+
+int nvmlDeviceWorkloadPowerProfileSetRequestedProfiles(void *d, uint32_t *info)
+{
+    reload();
+    if (!profiles) return NOT_SUPPORTED;
+    if (info[1] & ~profiles) return INVALID_ARGUMENT;
+    Card c = read_card(d);
+    c.requested |= info[1];
+    return record(d, "profiles_set", c, "SetRequestedProfiles", info[1], 0);
+}
+
+int nvmlDeviceWorkloadPowerProfileClearRequestedProfiles(void *d, uint32_t *info)
+{
+    reload();
+    if (!profiles) return NOT_SUPPORTED;
+    Card c = read_card(d);
+    c.requested &= ~info[1];
+    return record(d, "profiles_set", c, "ClearRequestedProfiles", info[1], 0);
+}
+
+int nvmlDevicePowerSmoothingSetState(void *d, uint32_t *state)
+{
+    reload();
+    if (!has_smoothing) return NOT_SUPPORTED;
+    Card c = read_card(d);
+    c.smooth = state[1];
+    return record(d, "smoothing_set", c, "PowerSmoothingSetState", state[1], 0);
 }
 
 int nvmlDeviceSetPowerManagementLimit(void *d, unsigned mw)

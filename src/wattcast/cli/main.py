@@ -32,7 +32,7 @@ from wattcast.core.errors import (
     unknown_name,
 )
 
-# verb -> the module below ``wattcast.cli`` that declares it
+# verb -> the modules below ``wattcast.cli`` that declare it
 COMMANDS = {
     "predict": "prediction_commands",
     "simulate": "service_commands",
@@ -46,7 +46,7 @@ COMMANDS = {
     "serve": "server_commands",
     "export": "server_commands",
     "measure": "measure_commands",
-    "manage": "manage_commands",
+    "manage": "manage_commands knob_commands",
     "calibrate": "fit_commands",
     "gpus": "catalogue_commands",
     "models": "catalogue_commands",
@@ -114,7 +114,8 @@ def build_command(words: str) -> Any:
     with them.
     """
     table = LAB if words.startswith("lab ") else COMMANDS
-    importlib.import_module(f"wattcast.cli.{table[words.removeprefix('lab ').split()[0]]}")
+    for module in table[words.removeprefix("lab ").split()[0]].split():
+        importlib.import_module(f"wattcast.cli.{module}")
     if words in DECLARED:
         return DECLARED[words].build()
     if words == "lab":

@@ -29,6 +29,7 @@ from wattcast.cli.common_options import (
     TTFT,
 )
 from wattcast.cli.figure_options import FigureOptions
+from wattcast.cli.rehearsal_commands import FirstRunOptions, HallDayOptions
 from wattcast.core import (
     bad_value,
     check_names,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from wattcast.control.policy_comparison import PolicyComparison
     from wattcast.control.program_files import SmCountFile
     from wattcast.control.search_problem import Objective
+    from wattcast.control.sensitivity_model import SensitivityModel
     from wattcast.control.serving_control import ServingLimits
     from wattcast.hardware import Gpu
     from wattcast.measure.device_control import NvmlCard
@@ -292,6 +294,10 @@ class ControlOptions:
         ),
     ] = None
     sms: Annotated[int | None, Option("SMs of the card; default: the catalogue's.")] = None
+    sensitivity: Annotated[
+        Path | None,
+        Option("Sensitivity model of the card's counters (manage plane --table, lab sensitivity)."),
+    ] = None
     rows: Annotated[
         Path | None, Option("Save time and power at each clock as CSV for `wattcast calibrate`.")
     ] = None
@@ -367,6 +373,7 @@ def run(
             len(cards),
         ),
         read_metrics,
+        _read_sensitivity(control.sensitivity, cards),
         control.rows,
         unit,
     )
@@ -380,6 +387,23 @@ def run(
             variables,
         )
     )
+
+
+def _read_sensitivity(path: Path | None, cards: Sequence[NvmlCard]) -> SensitivityModel | None:
+    """Return a sensitivity model whose counters all cards tell."""
+    from wattcast.control.sensitivity_model import read_sensitivity_model
+    from wattcast.core import MissingTool
+
+    if path is None:
+        return None
+    model = read_sensitivity_model(path)
+    for card in cards:
+        counters = card.read().counters
+        if counters is None:
+            why = f"{card.name} tells no counters (GPM: Hopper and later)"
+            raise MissingTool(f"{why}; leave --sensitivity out: it is then measured.")
+        model.predict(counters)  # raises where the model needs others
+    return model
 
 
 @dataclass(frozen=True)
@@ -563,6 +587,17 @@ def plane(
     device: Annotated[int | None, DEVICE] = None,
     cores: Annotated[int, Option("Core clocks, evenly over what the card allows.", least=1)] = 6,
     memories: Annotated[int, Option("Memory clocks, likewise; 1: not touched.", least=1)] = 1,
+    table: Annotated[
+        Path | None,
+        Option("Save time, power and the card's counters as CSV for `wattcast lab sensitivity`."),
+    ] = None,
+    name: Annotated[
+        str | None, Option("Name of the program in --table; default: its file.")
+    ] = None,
+    progress: Annotated[
+        Path | None,
+        Option("File the program appends a byte to per unit of work (WATTCAST_PROGRESS)."),
+    ] = None,
     socket: Annotated[Path | None, SOCKET] = None,
 ) -> None:
     """Run a program at every pair of clocks of a plane. The daemon sets them, and gives them back
@@ -570,9 +605,20 @@ def plane(
 
     Example: wattcast manage plane --apply --cores 8 -- wattcast lab microbench --out
     rows/{core}-{memory}"""
-    from wattcast.control import clock_plane, daemon_client
+    from wattcast.control import (
+        clock_plane,
+        daemon_client,
+        plane_table,
+        program_files,
+    )
     from wattcast.measure.device_control import NvmlCard
 
+    collected = None
+    variables = dict(env.variables)
+    if table is not None:
+        collected = plane_table.PlaneTable(table, name or Path(command[0]).stem, progress)
+    if progress is not None:
+        variables[program_files.PROGRESS_VARIABLE] = str(progress)
     card = NvmlCard(device)
     card.open()
     points = clock_plane.choose_clock_plane(*card.clocks_hz(), cores, memories)
@@ -589,7 +635,8 @@ def plane(
             points,
             command,
             env.say,
-            env.variables,
+            variables,
+            collected,
         )
     failed = [
         f"{core / 1e6:.0f}/{memory / 1e6:.0f}"
@@ -731,11 +778,18 @@ class RehearsalOptions:
 
 @command("manage rehearse")
 def rehearse(
-    model: Annotated[str, MODEL],
+    env: Environment,
     rehearsal: RehearsalOptions,
+    hall_day: HallDayOptions,
+    first: FirstRunOptions,
     shape: RequestShape,
+    model: Annotated[str | None, MODEL] = None,
 ) -> CommandOutput:
     """Rehearse the control of serving GPUs on simulated traffic, before any card is touched.
+
+    With --hall, a hall has a bad day in place of one engine: a breaker opens, daemons are lost, a
+    cap arrives in the middle of a burst, an operator restores by hand. With --card, what is said
+    before the first run on a real card: what it tells, what would be set, how that is undone.
 
     With --trace, requests of a file are replayed under the policy of `manage serve --model`, beside
     an oracle that knows them all and may change the clock every second. A replay takes about a
@@ -745,10 +799,28 @@ def rehearse(
     10min"""
     import numpy as np
 
+    from wattcast.cli import rehearsal_commands
     from wattcast.control import serving_rehearsal
     from wattcast.predictor.api import find_gpu
     from wattcast.serving.arrivals import draw_trace
 
+    rehearsal_commands.check_subject(
+        env,
+        model,
+        hall_day,
+        first,
+    )
+    if first.card:
+        seconds = rehearsal.seconds if "seconds" in env.typed_options else None
+        return rehearsal_commands.rehearse_card(env, first, seconds)
+    if hall_day.hall is not None:
+        return rehearsal_commands.rehearse_day(
+            env,
+            hall_day,
+            rehearsal.seconds,
+            rehearsal.site_power_w,
+        )
+    assert model is not None, "checked"
     chip = find_gpu(rehearsal.gpu)
     limits = _serving_limits(rehearsal.ttft, rehearsal.tpot)
     if rehearsal.trace is not None:
@@ -828,11 +900,16 @@ def site(
     priority: Annotated[
         list[str] | None, Option("UUID=NUMBER: GPUs with a higher number are served first.")
     ] = None,
+    power_file: Annotated[
+        Path | None,
+        Option("File that says another budget, such as 2.4kW; read every second."),
+    ] = None,
 ) -> None:
     """Share a power budget among the GPUs of several nodes until interrupted.
 
     The power limit that each GPU has now is its safe share: it keeps it, and gets it back when this
-    command ends.
+    command ends. A cap that comes later is written to --power-file; without the file, --site-power
+    holds again.
 
     Example: wattcast manage site /run/wattcast/socket /run/site/b.sock --site-power 3kW
     """
@@ -848,6 +925,7 @@ def site(
             ranks,
             env.say,
             lambda: not signals.came,
+            power_file,
         )
 
 

@@ -100,6 +100,8 @@ class DaemonRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     core_hz: Positive | None = None
     memory_hz: Positive | None = None
     limit_w: Positive | None = None
+    profile_mask: Annotated[int, msgspec.Meta(ge=0, lt=2**40)] | None = None  # of power profiles
+    smoothing: bool | None = None  # of power
     lease: LeaseKind = "control"  # "claim": what of the card is claimed
     defaults: bool = (
         False  # "restore": what a card had is not known, so it gets the driver's defaults
@@ -132,6 +134,7 @@ class DaemonReply(msgspec.Struct, frozen=True):
     power_w: float | None = None  # what a card draws, as is the next an answer to "read"
     # The power limit that the card has without control, and the lowest and highest that can be set.
     limits_w: tuple[float, float, float] | None = None
+    in_force_w: float | None = None  # the power limit that the card reads now, likewise
 
 
 @dataclass(frozen=True)
@@ -339,10 +342,16 @@ class CardKeeper:
         power_w = float(card.read().power_w)
         is_told = math.isfinite(power_w)
         limits_w = card.limits_w()
+        in_force_w = None if limits_w is None else limits_w[0]
         earlier_w = None if self._note is None else self._note.before.limit_w
         if limits_w is not None and earlier_w is not None:
             limits_w = (earlier_w, *limits_w[1:])
-        return DaemonReply(True, power_w=power_w if is_told else None, limits_w=limits_w)
+        return DaemonReply(
+            True,
+            power_w=power_w if is_told else None,
+            limits_w=limits_w,
+            in_force_w=in_force_w,
+        )
 
     def _claim_card(
         self,
@@ -370,11 +379,18 @@ class CardKeeper:
     ) -> None:
         """Set what a client wants, as far as the other lease of the card allows it."""
         card = self._reach_card()
-        if kind == "limit" and (request.core_hz is not None or request.memory_hz is not None):
+        others = (request.core_hz, request.memory_hz, request.profile_mask, request.smoothing)
+        if kind == "limit" and any(value is not None for value in others):
             raise Refused("who holds a card's limit sets no clocks.")
         core = None if request.core_hz is None else (request.core_hz, request.core_hz)
         memory = None if request.memory_hz is None else (request.memory_hz, request.memory_hz)
-        wanted_settings = CardSettings(core, memory, request.limit_w)
+        wanted_settings = CardSettings(
+            core,
+            memory,
+            request.limit_w,
+            None if request.profile_mask is None else float(request.profile_mask),
+            None if request.smoothing is None else float(request.smoothing),
+        )
 
         since = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         note = self._note

@@ -8,7 +8,11 @@ above the power limit that its administrator has set."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import (
+    dataclass,
+    field,
+    replace,
+)
 from typing import Literal
 
 from wattcast.control.card_settings import CardSettings
@@ -39,12 +43,12 @@ def merge_leases(
     wanted_settings = CardSettings() if control is None else control.wanted
     ceiling_w = None if limit is None else limit.wanted.limit_w
     if wanted_settings.limit_w is None:
-        return CardSettings(wanted_settings.core_hz, wanted_settings.memory_hz, ceiling_w)
+        return replace(wanted_settings, limit_w=ceiling_w)
     bounds_w = [wanted_settings.limit_w]
     highest_w = administrator_w if ceiling_w is None else ceiling_w
     if highest_w is not None:
         bounds_w.append(highest_w)
-    return CardSettings(wanted_settings.core_hz, wanted_settings.memory_hz, min(bounds_w))
+    return replace(wanted_settings, limit_w=min(bounds_w))
 
 
 def name_holders(leases: Mapping[LeaseKind, CardLease]) -> str:

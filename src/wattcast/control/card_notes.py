@@ -20,6 +20,7 @@ import msgspec
 from wattcast.control.card_settings import (
     FORMAT,
     KNOB_FIELDS,
+    READABLE,
     CardNote,
     CardSettings,
     KnobName,
@@ -180,9 +181,9 @@ def _check_record(record: KnobRecord) -> None:
     """Raise ValueError where values of a record are not of its knob's kind."""
     if record.state is KnobState.UNKNOWN:
         return
-    is_limit = record.knob == "limit"
+    is_number = record.knob in READABLE
     for value in (record.before, record.asked):
-        is_fit = isinstance(value, float) if is_limit else not isinstance(value, float)
+        is_fit = isinstance(value, float) if is_number else not isinstance(value, float)
         ends = value if isinstance(value, tuple) else (value or 0.0,)
         if not is_fit or not all(0.0 <= end < HIGHEST_VALUE for end in ends):
             raise ValueError(f"has a {record.knob} that cannot be set")

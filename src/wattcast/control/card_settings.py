@@ -1,7 +1,7 @@
 """Follow every setting of a card from the first touch until it is given back.
 
-A *knob* is what can be set on a card: its core clock, its memory clock and its power limit. Each is
-in one state, ``KnobState``. The notes on disk (``card_notes.py``), what ``wattcast manage status``
+A *knob* is what can be set on a card: its core clock, its memory clock, its power limit, the power
+profiles that are requested of its firmware, and power smoothing. Each is in one state, ``KnobState``. The notes on disk (``card_notes.py``), what ``wattcast manage status``
 and ``wattcast manage restore`` say, and their exit codes speak of these states:
 
     state                        becomes      when
@@ -18,8 +18,8 @@ and ``wattcast manage restore`` say, and their exit codes speak of these states:
 Where a card reads otherwise than the driver says, the state stays and the caller gets an error.
 
 A driver's "OK" is not believed: what the card reads decides. NVML reads the power limit back at any
-time, so that a limit is given back only when the card reads so. It does not read a lock of a clock
-back. A clock above a lock shows that the lock is not in force, even on an idle card. A clock below
+time, and profiles and smoothing where a card has them, so that these are given back only when the
+card reads so. It does not read a lock of a clock back. A clock above a lock shows that the lock is not in force, even on an idle card. A clock below
 a lock shows something only while the card works and neither power nor heat holds it down.
 """
 
@@ -36,6 +36,7 @@ from typing import (
 )
 
 from wattcast.core import MissingTool, Refused
+from wattcast.measure.device_control import POWER_PROFILES
 
 if TYPE_CHECKING:
     from wattcast.measure.device_control import ClockReading, NvmlCard
@@ -45,15 +46,22 @@ FORMAT = 3  # of notes on disk; ``card_notes.py`` reads this one and 2
 # one clock, so that both are the same.
 Range = tuple[float, float]
 # A clock: the range in Hz that it is locked to, None for no lock (the driver's own clocks). The
-# power limit: W, never None but in the state ``UNKNOWN``.
+# power limit: W. Profiles: the mask of those that are requested, as NVML numbers its bits.
+# Smoothing: 1 where it is on, else 0. The last three are never None but in the state ``UNKNOWN``.
 KnobValue = Range | float | None
-KnobName = Literal["core", "memory", "limit"]
+KnobName = Literal["core", "memory", "limit", "profiles", "smoothing"]
 KNOB_FIELDS: dict[KnobName, str] = {  # of ``CardSettings``; knobs are set in this order
     "core": "core_hz",
     "memory": "memory_hz",
     "limit": "limit_w",
+    "profiles": "profile_mask",
+    "smoothing": "smoothing",
 }
+# Knobs that a card reads back at any time, where it has them.
+READABLE: tuple[KnobName, ...] = ("limit", "profiles", "smoothing")
+OPTIONAL_KNOBS: tuple[KnobName, ...] = ("profiles", "smoothing")  # that few cards have
 
+NAMES = {"profiles": "power profiles", "smoothing": "power smoothing"}  # for people
 SETTLE_S = 1.0  # a card that still reads otherwise after this has not taken a setting
 READ_PAUSE_S = 0.05  # between two readings meanwhile
 # Readings of the power limit before it is first set: a driver may fail one of them for a moment.
@@ -125,6 +133,8 @@ class CardSettings:
     core_hz: Range | None = None  # lowest and highest of the lock
     memory_hz: Range | None = None
     limit_w: float | None = None
+    profile_mask: float | None = None
+    smoothing: float | None = None
 
     def describe(self) -> str:
         """Write the settings for people; a clock by the highest that its lock lets it have."""
@@ -135,7 +145,22 @@ class CardSettings:
             parts.append(f"memory {self.memory_hz[1] / 1e6:.0f} MHz")
         if self.limit_w is not None:
             parts.append(f"limit {self.limit_w:.0f} W")
+        if self.profile_mask is not None:
+            parts.append(f"power profiles {name_profiles(self.profile_mask)}")
+        if self.smoothing is not None:
+            parts.append(f"power smoothing {'on' if self.smoothing else 'off'}")
         return ", ".join(parts) or "the driver's own clocks"
+
+
+def name_profiles(mask: float) -> str:
+    """Name the profiles of a mask, in the order of their bits; "none" for none.
+
+    >>> name_profiles(0b1000010)
+    'max-q, llm-inference'
+    """
+    names = {number: name for name, number in POWER_PROFILES.items()}
+    bits = [bit for bit in range(int(mask).bit_length()) if int(mask) >> bit & 1]
+    return ", ".join(names.get(bit, f"number {bit}") for bit in bits) or "none"
 
 
 def make_settings(values: Mapping[KnobName, Any]) -> CardSettings:
@@ -267,7 +292,8 @@ def apply_settings(
     ``save`` gets the note before a knob is set, and again after it was read back; what it got last
     is the note of the card. A knob that is not wanted gets back what it had. ``RefusedKnob`` names
     a knob that the driver refuses, or accepts without applying it; knobs earlier in the order of
-    ``KNOB_FIELDS`` stay set and noted.
+    ``KNOB_FIELDS`` stay set and noted. A power limit that somebody else has changed meanwhile is
+    set once more.
     """
     for knob, field in KNOB_FIELDS.items():
         record = note.find_record(knob)
@@ -277,7 +303,7 @@ def apply_settings(
         is_set = record.state in (KnobState.APPLIED, KnobState.READ_BACK)
         if value is None:
             note = _return_knob(card, note, record, save)
-        elif record.asked != value or not is_set:
+        elif record.asked != value or not is_set or _has_strayed(card, record):
             note = _set_knob(
                 card,
                 note,
@@ -285,6 +311,13 @@ def apply_settings(
                 value,
                 save,
             )
+
+
+def _has_strayed(card: NvmlCard, record: KnobRecord) -> bool:
+    """Tell whether somebody else has changed a power limit that the card had read back."""
+    if record.knob != "limit" or record.state is not KnobState.READ_BACK:
+        return False
+    return _compare_knob(card, record.knob, record.asked, record.before) is Evidence.DIFFERS
 
 
 def _set_knob(
@@ -336,8 +369,8 @@ def _return_knob(
     earlier = _describe_value(record.knob, record.before)
     if evidence is Evidence.DIFFERS:
         raise Refused(f"{card.name} accepted {earlier}, and still reads otherwise.")
-    if evidence is Evidence.SILENT and record.knob == "limit":  # it can be read on any sound card
-        raise Refused(f"{card.name} accepted {earlier}, and its limit cannot be read back.")
+    if evidence is Evidence.SILENT and record.knob in READABLE:  # on any sound card
+        raise Refused(f"{card.name} accepted {earlier}, and its {record.knob} cannot be read back.")
     state = KnobState.UNCHANGED if evidence is Evidence.AGREES else KnobState.GIVEN_BACK
     fresh = note.with_record(replace(record, state=state))
     save(fresh)
@@ -385,6 +418,14 @@ def reset_unknown_knobs(
         default: KnobValue = card.default_limit_w() if record.knob == "limit" else None
         if record.knob == "limit" and default is None:
             raise Refused(f"{card.name} does not tell its default power limit. Set it by hand.")
+        if record.knob in OPTIONAL_KNOBS:
+            # A card that does not have it has nothing to give back.
+            default = 0.0
+            if card.read_optional_knob(record.knob) is None:
+                note = note.with_record(
+                    KnobRecord(record.knob, default, default, KnobState.UNCHANGED)
+                )
+                continue
         try:
             card.set_knob(record.knob, default)
         except Refused:
@@ -397,7 +438,7 @@ def reset_unknown_knobs(
         text = _describe_value(record.knob, default)
         if evidence is Evidence.DIFFERS:
             raise Refused(f"{card.name} accepted {text}, and still reads otherwise.")
-        if evidence is Evidence.SILENT and record.knob == "limit":
+        if evidence is Evidence.SILENT and record.knob in READABLE:
             raise Refused(f"{card.name} accepted {text}, and its limit cannot be read back.")
         reset_record = KnobRecord(record.knob, default, default, KnobState.UNCHANGED)
         note = note.with_record(reset_record)
@@ -445,12 +486,19 @@ def read_earlier_value(
     down. An idle card has low clocks without any lock, so that its lock has to be declared; so does
     one of a card that does not report whether it works or what holds it down.
 
+    Profiles and smoothing: what NVML reads. ``RefusedKnob`` where the card does not have them.
+
     Memory clock: None, always. A lock of it can neither be seen nor declared, and is lost when
     Wattcast locks that clock and gives it back."""
     if knob == "memory":
         return None
     if knob == "core":
         return (locked_hz, locked_hz) if locked_hz is not None else _find_core_lock(card)
+    if knob in OPTIONAL_KNOBS:
+        value = card.read_optional_knob(knob)
+        if value is None:
+            raise RefusedKnob(knob, f"{card.name} has no {NAMES[knob]} that its driver tells.")
+        return value
     for _ in range(LIMIT_ATTEMPTS):
         limit_w = card.limit_w()
         if limit_w is not None:
@@ -506,6 +554,11 @@ def _compare_knob(
     wanted: KnobValue,
     was: KnobValue,
 ) -> Evidence:
+    if knob in OPTIONAL_KNOBS:
+        value = card.read_optional_knob(knob)
+        if value is None:
+            return Evidence.SILENT
+        return Evidence.AGREES if value == wanted else Evidence.DIFFERS
     if knob == "limit":
         limit_w = card.limit_w()
         if limit_w is None or not isinstance(wanted, float):
@@ -576,4 +629,8 @@ def _describe_value(knob: str, value: KnobValue) -> str:
         return f"a {knob} clock of {value[1] / 1e6:.0f} MHz"
     if value is None:
         return f"a reset of the {knob} clock"
+    if knob == "profiles":
+        return f"the power profiles {name_profiles(value)}"
+    if knob == "smoothing":
+        return f"power smoothing {'on' if value else 'off'}"
     return f"a power limit of {value:.0f} W"

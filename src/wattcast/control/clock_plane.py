@@ -16,6 +16,7 @@ import numpy as np
 from wattcast.control.card_settings import RefusedKnob
 from wattcast.control.daemon_client import DaemonCard, SilentDaemon
 from wattcast.control.live_plant import POLL_S
+from wattcast.control.plane_table import PlaneTable
 from wattcast.core import MissingTool
 from wattcast.measure.measured_run import PassedSignals
 
@@ -54,12 +55,13 @@ def visit_clock_plane(
     command: Sequence[str],
     say: Callable[[str], None],
     environment: Mapping[str, str],
+    table: PlaneTable | None = None,
 ) -> dict[tuple[float, float], int | None]:
     """Run ``command`` at every pair of clocks and return its exit codes, None where the driver
     refused the pair.
 
     ``{core}`` and ``{memory}`` in its words are the clocks in MHz. A memory clock is set only where
-    the plane has several. The card gets back what it had however this ends; a signal ends the
+    the plane has several. ``table`` gets a row of each run that ends well. The card gets back what it had however this ends; a signal ends the
     program and the visits."""
     codes: dict[tuple[float, float], int | None] = {}
     has_several = len({memory_hz for _, memory_hz in plane}) > 1
@@ -80,16 +82,25 @@ def visit_clock_plane(
                 continue
             words = [word.replace("{core}", core).replace("{memory}", memory) for word in command]
             process = start_program(signals, words, environment)
+            begin_s = time.monotonic()
+            if table is not None:
+                table.begin()
             try:
                 while process.poll() is None:
                     card.beat()
                     _check_daemon(card, core)
+                    if table is not None:
+                        table.look(card)
                     time.sleep(POLL_S)
             finally:
                 if process.poll() is None and not signals.came:
                     process.terminate()
                 is_ending = signals.came or process.poll() is None
                 codes[core_hz, memory_hz] = await_end(process, is_ending)
+            if table is not None and codes[core_hz, memory_hz] == 0:
+                why = table.finish(core_hz, memory_hz, time.monotonic() - begin_s)
+                if why:
+                    say(f"{core} and {memory} MHz are not in the table: {why}")
     return codes
 
 

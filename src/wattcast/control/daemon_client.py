@@ -203,6 +203,8 @@ class DaemonCard:
         core_hz: float | None,
         memory_hz: float | None,
         limit_w: float | None,
+        profile_mask: int | None = None,
+        smoothing: bool | None = None,
     ) -> None:
         """Set the card; None leaves a knob as it was before. ``RefusedKnob`` names the one that was
         refused.
@@ -211,6 +213,8 @@ class DaemonCard:
             "core_hz": core_hz,
             "memory_hz": memory_hz,
             "limit_w": limit_w,
+            "profile_mask": profile_mask,
+            "smoothing": smoothing,
         }
         self._ask_daemon("set", **self._settings)
 

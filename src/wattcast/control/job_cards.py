@@ -10,7 +10,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import (
+    Callable,
+    Mapping,
+    Sequence,
+)
 from concurrent.futures import (
     Future,
     ThreadPoolExecutor,
@@ -71,7 +75,18 @@ def combine_readings(readings: Sequence[Any]) -> Any:
         busy=max(reading.busy for reading in readings),
         memory_busy=max(reading.memory_busy for reading in readings),
         work_per_s=math.fsum(reading.work_per_s for reading in readings),
+        counters=_average_counters([reading.counters for reading in readings]),
     )
+
+
+def _average_counters(
+    by_card: Sequence[Mapping[str, float] | None],
+) -> dict[str, float] | None:
+    """Return the mean of each counter over the cards of a job; None where a card tells none."""
+    known = [counters for counters in by_card if counters is not None]
+    if len(known) < len(by_card):
+        return None
+    return {name: math.fsum(each[name] for each in known) / len(known) for name in known[0]}
 
 
 class JobCards:

@@ -52,6 +52,7 @@ from wattcast.control.program_files import (
 from wattcast.control.queue_keeper import QueueKeeper
 from wattcast.control.savings import MeasuredSavings, ReferencePairs
 from wattcast.control.search_problem import Objective
+from wattcast.control.sensitivity_model import SensitivityModel
 from wattcast.control.serving_control import EngineReading, LatencyKeeper
 from wattcast.control.slack_clocks import KNOB_LEVELS as SLACK_LEVELS
 from wattcast.core import MissingTool
@@ -68,13 +69,21 @@ def control_plant(
     objective: Objective,
     advise: Advice | None = None,
     seed: int = 0,
+    model: SensitivityModel | None = None,
 ) -> MeasuredSavings | None:
     """Control a plant until its program ends; return what that saves, None where the card stays as
     it was.
 
     ``advise`` gives a first guess from a reading, which the controller tries before its own steps.
+    ``model`` predicts sensitivities from the card's counters; without one they are measured.
     """
-    search = _LiveSearch(plant, objective, advise, seed)
+    search = _LiveSearch(
+        plant,
+        objective,
+        advise,
+        seed,
+        model,
+    )
     while plant.next_kernel() is not None:
         search.run_period()
     return search.measure_savings()
@@ -89,8 +98,10 @@ class _LiveSearch:
         objective: Objective,
         advise: Advice | None,
         seed: int,
+        model: SensitivityModel | None = None,
     ) -> None:
         self._plant = plant
+        self._model = model
         self._objective = objective
         self._advise = advise
         self._seed = seed
@@ -107,6 +118,7 @@ class _LiveSearch:
             self._lattice,
             self._plant.start,
             self._objective,
+            self._model,
             free=self._plant.free_knobs,
             limit_w=None if limits_w is None else self._plant.card.count * limits_w[0],
         )
@@ -253,6 +265,7 @@ class ControlTask:
     # For serving, of the card's clocks.
     make_keeper: Callable[[Sequence[float]], LatencyKeeper | QueueKeeper] | None = None
     read_engine: Callable[[], EngineReading] | None = None  # with ``make_keeper``
+    model: SensitivityModel | None = None  # of sensitivities, from the card's counters
     rows: Path | None = None  # file for what a unit of work took at each clock
     # With ``rows``: the columns that name what a unit of work is.
     workload: Mapping[str, Any] | None = None
@@ -317,7 +330,12 @@ def run_controlled_program(
         if task.make_keeper is not None and task.read_engine is not None:
             control_serving(plant, task.make_keeper(lattice.knobs[0].levels), task.read_engine)
         else:
-            savings = control_plant(plant, task.objective, task.advise)
+            savings = control_plant(
+                plant,
+                task.objective,
+                task.advise,
+                model=task.model,
+            )
         try:
             card.give_back()
         finally:

@@ -9,7 +9,11 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import (
+    Callable,
+    Iterator,
+    Mapping,
+)
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -77,6 +81,7 @@ class _CounterMark:
     energy: tuple[tuple[float, float], ...]  # of each card: when its counter stepped, and joules
     work_s: float
     work: float
+    counters: Mapping[str, float] | None  # shares since the mark before; None: the card tells none
 
 
 @dataclass
@@ -175,7 +180,7 @@ class LivePlant:
             seconds,
             power_w,
             work,
-            counters=None,
+            counters=end.counters,
             stale=is_stale,
             core_hz=self._read_governed_clock(self.reading),
         )
@@ -298,7 +303,8 @@ class LivePlant:
                 self.card.shares = self._choose_shares(settings)
             is_told = settings == self._now  # only shares have moved
             try:
-                self.card.apply(*(values.get(role) for role in ROLES.values()))
+                core_hz, memory_hz, limit_w = (values.get(role) for role in ROLES.values())
+                self.card.apply(core_hz, memory_hz, limit_w)
             except RefusedKnob as error:
                 self._leave_out_refused(error, settings)
                 return False
@@ -414,7 +420,14 @@ class LivePlant:
                     for place, reading in enumerate(readings):
                         marks.append(energy.get(place, (reading.at_s, reading.energy_j)))
                     work_s, work_count = work or (readings[-1].at_s, count)
-                    return _CounterMark(readings, tuple(marks), work_s, work_count), waited_s
+                    mark = _CounterMark(
+                        readings,
+                        tuple(marks),
+                        work_s,
+                        work_count,
+                        combine_readings(first).counters,  # what came later is of this wait alone
+                    )
+                    return mark, waited_s
         return None, waited_s
 
 

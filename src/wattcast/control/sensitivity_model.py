@@ -85,8 +85,10 @@ class LinearModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def predict_columns(self, counters: Mapping[str, Array]) -> Array:
         """Return the sensitivities for columns of counters."""
-        columns = [coefficient * counters[name] for name, coefficient in self.coefficients.items()]
-        return np.asarray(np.clip(self.intercept + np.sum(columns, axis=0), 0.0, 1.0))
+        total = np.full(len(next(iter(counters.values()))), self.intercept)
+        for name, coefficient in self.coefficients.items():
+            total = total + coefficient * counters[name]
+        return np.asarray(np.clip(total, 0.0, 1.0))
 
 
 class SensitivityModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -202,7 +204,9 @@ def with_intensity(counters: Mapping[str, Array]) -> dict[str, Array]:
 
 @dataclass(frozen=True)
 class SensitivityTable:
-    """Hold kernels with their mean counters and measured sensitivities, each ``(kernel,)``."""
+    """Hold kernels with their counters at the highest settings and measured sensitivities, each
+    ``(kernel,)``.
+    """
 
     kernels: tuple[str, ...]
     counters: Mapping[str, Array]
@@ -217,23 +221,44 @@ class SensitivityTable:
 def read_sensitivity_table(path: Path) -> SensitivityTable:
     """Read a CSV of kernels over settings: ``kernel``, ``time_s``, the card's knobs and counters.
 
-    Knobs are ``compute_units``, ``core_clock`` and ``memory_clock``. A column ``phase`` keeps
+    Knobs are ``compute_units``, ``core_clock`` and ``memory_clock``; bandwidth sensitivity is zero
+    where the memory clock was not turned. A column ``phase`` keeps
     behaviours of one kernel apart, ``power_w`` is not used, and all other columns are counters."""
     rows = parse_csv(read_bytes(path), path.name)
     cells = {name: [row[name] for row in rows] for name in rows[0]}
     knobs = [str(role) for role in KnobRole if role in cells]
     has_columns = {"kernel", "time_s"} <= set(cells)
-    if not has_columns or KnobRole.MEMORY_CLOCK not in knobs or len(knobs) < 2:
-        form = "columns kernel, time_s, memory_clock and compute_units or core_clock"
+    if not has_columns or not set(knobs) & {KnobRole.COMPUTE_UNITS, KnobRole.CORE_CLOCK}:
+        form = "columns kernel, time_s, and compute_units or core_clock"
         raise bad_value(path.name, form, ", ".join(cells))
     columns = _read_numbers(cells, path.name)
+    # A card with one memory clock tells nothing of bandwidth.
+    if KnobRole.MEMORY_CLOCK in knobs and len(np.unique(columns[KnobRole.MEMORY_CLOCK])) < 2:
+        knobs.remove(KnobRole.MEMORY_CLOCK)
+        columns.pop(KnobRole.MEMORY_CLOCK)
     masks = _find_phases(cells)
     by_knob = {knob: _measure_knob(columns, knobs, knob, masks) for knob in knobs}
     means = {}
+    top_rows = [mask & _find_top_rows(columns, knobs, mask) for mask in masks.values()]
     for name, column in with_intensity(_list_counters(columns, knobs)).items():
-        means[name] = np.array([column[mask].mean() for mask in masks.values()])
+        means[name] = np.array([column[rows].mean() for rows in top_rows])
     kernels = tuple(kernel for kernel, _ in masks)
     return SensitivityTable(kernels, means, combine_knobs(by_knob))
+
+
+def _find_top_rows(
+    columns: Mapping[str, Array],
+    knobs: Sequence[str],
+    mask: npt.NDArray[np.bool_],
+) -> npt.NDArray[np.bool_]:
+    """Return the rows in which every knob is at the highest level that some rows have.
+
+    A controller reads its first counters there, and believes them until a phase changes. A model of
+    means over all settings misreads them: busy shares of a card at its lowest clocks differ."""
+    is_top = np.ones(len(mask), dtype=bool)
+    for knob in knobs:
+        is_top &= columns[knob] == columns[knob][mask].max()
+    return is_top
 
 
 def _find_phases(
@@ -336,7 +361,8 @@ def fit_sensitivity(
     every_row = np.ones(len(groups), dtype=bool)
     for kind in ("compute", "bandwidth"):
         target = sensitivity[kind]
-        names = select_counters(counters, target)
+        # What was never turned, or matters to no kernel, has no counter that follows it.
+        names = select_counters(counters, target) if np.ptp(target) > 0 else []
         models[kind] = _least_squares(counters, target, names, every_row)
         predicted = models[kind].predict_columns(counters)
         error[kind] = float(np.mean(np.abs(predicted - target)))

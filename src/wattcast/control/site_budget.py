@@ -17,7 +17,7 @@ from collections.abc import (
 )
 from concurrent.futures import Future, wait
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -32,6 +32,7 @@ import numpy as np
 from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.control.card_daemon import BEAT_S, DaemonRequest
 from wattcast.control.daemon_client import DaemonLink, SilentDaemon
+from wattcast.core import units
 from wattcast.core.arrays import Array
 from wattcast.core.errors import (
     Refused,
@@ -52,7 +53,9 @@ SITE = load_coefficients("site_budget", SiteBudgetCoefficients)
 
 
 PERIOD_S = 1.0
+LONGEST_NOTICE = 64  # characters of a file that says a budget
 PATIENCE_S = 1.0  # with the daemon of one GPU, before the others are looked after
+STRAY_W = 2.0  # above what a GPU was promised, from which somebody else has set its limit
 ROUNDED_DOWN = 1 - 1e-9  # no sum of shares exceeds a budget by rounding
 
 T = TypeVar("T")
@@ -89,16 +92,18 @@ class SitePlan:
         self,
         drawn_w: Sequence[float],
         limits_w: Sequence[float],
+        reserved_w: float = 0.0,
     ) -> list[float]:
         """Return the limits to aim for, by what each GPU draws under its present limit.
 
-        Every GPU keeps its safe share. What remains goes to priorities in falling order. Within
-        one, every GPU gets the same fraction of what it needs above its safe share."""
+        Every GPU keeps its safe share. What remains, without ``reserved_w`` for GPUs that do not
+        answer, goes to priorities in falling order. Within one, every GPU gets the same fraction
+        of what it needs above its safe share."""
         needs_w = []
         for gpu, power_w, limit_w in zip(self.gpus, drawn_w, limits_w, strict=True):
             needs_w.append(self._find_need_w(gpu, power_w, limit_w))
         shares_w = [gpu.safe_w for gpu in self.gpus]
-        remaining_w = ROUNDED_DOWN * self.budget_w - sum(shares_w)
+        remaining_w = ROUNDED_DOWN * self.budget_w - sum(shares_w) - reserved_w
         for priority in sorted({gpu.priority for gpu in self.gpus}, reverse=True):
             members = [i for i, gpu in enumerate(self.gpus) if gpu.priority == priority]
             need_w = sum(needs_w[i] for i in members)
@@ -137,13 +142,45 @@ class SiteCoordinator:
         self._set = set_limit
         self.promised_w = [gpu.safe_w for gpu in plan.gpus]  # the most that each may be at
 
-    def step(self, drawn_w: Mapping[int, float]) -> list[float]:
+    def change_budget(self, budget_w: float) -> None:
+        """Share another budget from the next step on; safe shares have to keep to it."""
+        self._plan = replace(self._plan, budget_w=budget_w)
+
+    def reclaim(self, i: int) -> None:
+        """Have a GPU that somebody gave back set to its safe share, whatever it has now.
+
+        A node that was switched off comes back at the limit of its board, not at the one that its
+        administrator had set. What the GPU was promised stays reserved until it confirms."""
+        safe_w = self._plan.gpus[i].safe_w
+        if self._set(i, safe_w):
+            self.promised_w[i] = safe_w
+
+    def step(
+        self,
+        drawn_w: Mapping[int, float],
+        in_force_w: Mapping[int, float] | None = None,
+    ) -> list[float]:
         """Take one second's readings (a GPU that does not answer is left out) and return the limits
         promised.
+
+        ``in_force_w`` is the limit that a GPU reads. One above what it was promised was set by
+        somebody else, and is lowered again first.
         """
         plan = self._plan
+        for i, limit_w in (in_force_w or {}).items():
+            if limit_w > self.promised_w[i] + STRAY_W:
+                self._set(i, self.promised_w[i])
         before_w = list(self.promised_w)
-        aims_w = plan.share([drawn_w.get(i, 0.0) for i in range(len(before_w))], before_w)
+        silent_w = [
+            promised_w - gpu.safe_w
+            for i, (promised_w, gpu) in enumerate(zip(before_w, plan.gpus, strict=True))
+            if i not in drawn_w
+        ]
+        aims_w = plan.share(
+            [drawn_w.get(i, 0.0) for i in range(len(before_w))],
+            before_w,
+            sum(silent_w),
+        )
 
         # Lower limits first: what is confirmed is free for others.
         for i, aim_w in enumerate(aims_w):
@@ -158,6 +195,15 @@ class SiteCoordinator:
                 free_w -= more_w
                 self._set(i, self.promised_w[i])
         return self.promised_w
+
+
+@dataclass(frozen=True)
+class CardLook:
+    """What the daemon tells of a GPU in one second; None where the card does not tell it."""
+
+    power_w: float | None
+    in_force_w: float | None  # the limit that the card reads
+    was_given_back: bool  # since the last look
 
 
 class SiteCard:
@@ -194,7 +240,7 @@ class SiteCard:
         """Whether an earlier question has no answer yet."""
         return not self._latest.done()
 
-    def start_look(self) -> Future[tuple[float | None, bool]]:
+    def start_look(self) -> Future[CardLook]:
         """Ask what the GPU draws, and whether it was given back since it was asked last."""
         return self._start(self._look)
 
@@ -224,11 +270,12 @@ class SiteCard:
             except Exception as error:
                 answer.set_exception(error)
 
-    def _look(self) -> tuple[float | None, bool]:
+    def _look(self) -> CardLook:
         self._keep()
         was_given_back = self._was_given_back
         self._was_given_back = False
-        return self._ask("read").power_w, was_given_back
+        reply = self._ask("read")
+        return CardLook(reply.power_w, reply.in_force_w, was_given_back)
 
     def _keep(self) -> None:
         """Hold on to the GPU; one that the daemon gave back is claimed anew, at its safe share."""
@@ -293,17 +340,20 @@ class Site:
         looks = {i: card.start_look() for i, card in enumerate(self._cards) if not card.is_busy}
         wait(looks.values(), PATIENCE_S)
         drawn_w: dict[int, float] = {}
-        for i, look in looks.items():
+        in_force_w: dict[int, float] = {}
+        for i, pending in looks.items():
             try:
-                power_w, was_given_back = look.result(0.0)
+                look = pending.result(0.0)
             except (WattcastError, TimeoutError) as error:
                 self._report(i, error)
                 continue
-            if was_given_back:
-                self.coordinator.promised_w[i] = self.plan.gpus[i].safe_w
-            if power_w is not None:
-                drawn_w[i] = power_w
-        return drawn_w, self.coordinator.step(drawn_w)
+            if look.was_given_back:
+                self.coordinator.reclaim(i)
+            if look.in_force_w is not None:
+                in_force_w[i] = look.in_force_w
+            if look.power_w is not None:
+                drawn_w[i] = look.power_w
+        return drawn_w, self.coordinator.step(drawn_w, in_force_w)
 
     def _set_limit(
         self,
@@ -325,20 +375,64 @@ class Site:
         self._say(f"{self._cards[i].uuid}: {why}")
 
 
+class BudgetNotice:
+    """Follow a file that says how many watts a site may draw now, such as ``2.4kW``.
+
+    A file that is gone means the budget of the command. One that says no power, or less than the
+    safe shares need, changes nothing and is reported once."""
+
+    def __init__(
+        self,
+        path: Path | None,
+        usual_w: float,
+        say: Callable[[str], None],
+    ) -> None:
+        self._path = path
+        self._usual_w = usual_w
+        self._budget_w = usual_w
+        self._say = say
+        self._complaint = ""
+
+    def follow(self, coordinator: SiteCoordinator) -> float:
+        """Give the coordinator the budget of this second, and return it."""
+        try:
+            budget_w = self._read_budget_w()
+            if budget_w != self._budget_w:
+                coordinator.change_budget(budget_w)
+                self._say(f"the budget is {budget_w:.0f} W from now on")
+                self._budget_w = budget_w
+            self._complaint = ""
+        except (WattcastError, OSError, UnicodeDecodeError) as error:
+            if str(error) != self._complaint:
+                self._say(f"{self._path}: {error} The budget stays {self._budget_w:.0f} W.")
+            self._complaint = str(error)
+        return self._budget_w
+
+    def _read_budget_w(self) -> float:
+        if self._path is None or not self._path.exists():
+            return self._usual_w
+        text = self._path.read_text(encoding="utf-8")[:LONGEST_NOTICE].strip()
+        return units.parse_amount(text, "W", "budget", inclusive=False)
+
+
 def coordinate_site(
     nodes: Sequence[Path],
     budget_w: float,
     priorities: Mapping[str, int],
     say: Callable[[str], None],
     alive: Callable[[], bool],
+    budget_file: Path | None = None,
 ) -> None:
     """Share a budget among the GPUs behind the sockets of several daemons until ``alive`` ends.
 
-    Sockets of other nodes are forwarded (``ssh -L /run/site/b.sock:/run/wattcast/socket b``)."""
+    Sockets of other nodes are forwarded (``ssh -L /run/site/b.sock:/run/wattcast/socket b``).
+    What ``budget_file`` says goes before ``budget_w`` from the next second on."""
     with closing(Site(nodes, budget_w, priorities, say)) as site:
         earlier_limits = ""
+        notice = BudgetNotice(budget_file, budget_w, say)
         while alive():
             time.sleep(PERIOD_S)
+            budget_w = notice.follow(site.coordinator)
             drawn_w, limits_w = site.step()
             limits = ", ".join(f"{watts:.0f}" for watts in limits_w)
             if limits != earlier_limits:

@@ -9,11 +9,12 @@ the driver refuses raises ``Refused``, and a missing reading is NaN."""
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import Queue
@@ -54,9 +55,33 @@ IDLE_BIT = 0x1  # event reason: the card has nothing to do
 LIMITED_BITS = 0x4 | 0x8 | 0x10 | 0x20 | 0x40 | 0x80
 # Shares of cycles in which pipes issue: integer, any tensor, fp64, fp32, fp16 utilisation. Their
 # sum times the clock is a rate of work, like VALUBusy in paper 004.
-GPM_PIPES = (4, 5, 11, 12, 13)
-GPM_SM = 2
-GPM_DRAM = 10
+GPM_PIPES = {
+    "IntegerBusy": 4,
+    "TensorBusy": 5,
+    "Fp64Busy": 11,
+    "Fp32Busy": 12,
+    "Fp16Busy": 13,
+}
+GPM_COUNTERS = {
+    "SmBusy": 2,
+    "DramBusy": 10,
+    **GPM_PIPES,
+}
+# Power profiles of the firmware, as NVML numbers them (nvmlPowerProfileType_t, driver 570 on).
+POWER_PROFILES = {
+    "max-p": 0,
+    "max-q": 1,
+    "compute": 2,
+    "memory-bound": 3,
+    "network": 4,
+    "balanced": 5,
+    "llm-inference": 6,
+    "llm-training": 7,
+    "training": 20,
+    "inference": 21,
+}
+SMOOTHING_FIELD = 251  # NVML_FI_PWR_SMOOTHING_ENABLED
+MASK_WORDS = 8  # of 32 bits, in a mask of power profiles
 # Clocks of a card that lists none: from the highest down to a third of it, in these steps.
 CLOCK_STEP_MHZ = 15
 LOWEST_SHARE = 3
@@ -75,6 +100,8 @@ class NvmlReading:
     # Share of time in which memory is in use, or of its bandwidth where GPM is there.
     memory_busy: float = math.nan
     work_per_s: float = math.nan  # pipe activity times clock, where GPM is there; any unit
+    # Shares since the reading before, by name (``GPM_COUNTERS``); None without GPM.
+    counters: Mapping[str, float] | None = None
 
     @property
     def phase(self) -> str | None:
@@ -149,6 +176,11 @@ class NvmlCard:
             with contextlib.suppress(MissingTool, Refused, self._nvml.NVMLError):
                 self._call(self._nvml.nvmlShutdown)
 
+    def driver_version(self) -> str:
+        """Return the version of the driver; "unknown" where it does not tell."""
+        version = self._optional(self._nvml.nvmlSystemGetDriverVersion)
+        return "unknown" if version is None else str(decode_text(version))
+
     def clocks_hz(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Return the core and memory clocks that can be locked, ascending; from the highest alone
         without a list.
@@ -203,6 +235,38 @@ class NvmlCard:
         limit_mw = self._optional(read_default, self._handle)
         return None if limit_mw is None else limit_mw / 1e3
 
+    def list_power_profiles(self) -> tuple[int, ...]:
+        """Return the numbers of the power profiles that the firmware has; none on most cards."""
+        nvml = self._nvml
+        try:
+            info = nvml.c_nvmlWorkloadPowerProfileProfilesInfo_v1_t()
+        except AttributeError:  # an old binding
+            return ()
+        read = nvml.nvmlDeviceWorkloadPowerProfileGetProfilesInfo
+        if self._optional(read, self._handle, ctypes.byref(info)) is None:
+            return ()
+        mask = _join_mask(info.perfProfilesMask)
+        return tuple(bit for bit in range(mask.bit_length()) if mask >> bit & 1)
+
+    def read_optional_knob(self, knob: str) -> float | None:
+        """Return the mask of the power ``profiles`` that are requested, or whether power
+        ``smoothing`` is on; None where the card does not have it.
+        """
+        nvml = self._nvml
+        if knob == "profiles":
+            try:
+                current = nvml.c_nvmlWorkloadPowerProfileCurrentProfiles_v1_t()
+            except AttributeError:  # an old binding
+                return None
+            read = nvml.nvmlDeviceWorkloadPowerProfileGetCurrentProfiles
+            if self._optional(read, self._handle, ctypes.byref(current)) is None:
+                return None
+            return float(_join_mask(current.requestedProfilesMask))
+        values = self._optional(nvml.nvmlDeviceGetFieldValues, self._handle, [SMOOTHING_FIELD])
+        if not values or values[0].nvmlReturn != nvml.NVML_SUCCESS:
+            return None
+        return float(values[0].value.uiVal)
+
     def read_clocks(self) -> ClockReading:
         """Return both clocks, and whether the card works and whether anything holds it down."""
         nvml = self._nvml
@@ -238,10 +302,11 @@ class NvmlCard:
             memory_busy = rates.memory / 100.0
 
         # Where the card has GPM, it knows its use better.
-        activity = None if self._gpm is None else self._optional(self._gpm.read)
-        if activity is not None:
-            busy, memory_busy, pipes = activity
-            work_per_s = pipes * core_hz
+        counters = None if self._gpm is None else self._optional(self._gpm.read)
+        if counters is not None:
+            busy = counters["SmBusy"]
+            memory_busy = counters["DramBusy"]
+            work_per_s = sum(counters[name] for name in GPM_PIPES) * core_hz
         return NvmlReading(
             time.monotonic(),
             energy_j,
@@ -251,6 +316,7 @@ class NvmlCard:
             busy,
             memory_busy,
             work_per_s,
+            counters,
         )
 
     def _read_scaled(
@@ -268,13 +334,21 @@ class NvmlCard:
         knob: str,
         value: Any,
     ) -> None:
-        """Lock the ``core`` or ``memory`` clock to a range in Hz, or set the power ``limit`` in W.
+        """Lock the ``core`` or ``memory`` clock to a range in Hz, set the power ``limit`` in W,
+        request the power ``profiles`` of a mask and no others, or switch power ``smoothing``.
 
         None gives a clock back to the driver. ``Refused`` when the driver will not.
         """
         nvml = self._nvml
         clock_name = {"core": "Gpu", "memory": "Memory"}.get(knob)
-        if clock_name is None:
+        if knob == "profiles":
+            self._request_profiles(int(value))
+        elif knob == "smoothing":
+            state = nvml.c_nvmlPowerSmoothingState_v1_t()
+            state.state = int(value)
+            what = f"switch power smoothing {'on' if value else 'off'}"
+            self._set(nvml.nvmlDevicePowerSmoothingSetState, what, ctypes.byref(state))
+        elif clock_name is None:
             set_limit = nvml.nvmlDeviceSetPowerManagementLimit
             self._set(set_limit, f"set the power limit to {value:.0f} W", round(1e3 * value))
         elif value is None:
@@ -285,11 +359,27 @@ class NvmlCard:
             lock_clock = getattr(nvml, f"nvmlDeviceSet{clock_name}LockedClocks")
             self._set(lock_clock, f"lock the {knob} clock at {high_mhz} MHz", low_mhz, high_mhz)
 
+    def _request_profiles(self, mask: int) -> None:
+        """Request the power profiles of a mask, and withdraw all others."""
+        nvml = self._nvml
+        earlier = int(self.read_optional_knob("profiles") or 0.0)
+        for bits, name, what in (
+            (mask & ~earlier, "Set", "request"),  # first: what is refused leaves the earlier ones
+            (earlier & ~mask, "Clear", "withdraw"),
+        ):
+            if not bits:
+                continue
+            request = nvml.c_nvmlWorkloadPowerProfileRequestedProfiles_v1_t()
+            for word in range(MASK_WORDS):
+                request.requestedProfilesMask.mask[word] = bits >> 32 * word & 0xFFFFFFFF
+            function = getattr(nvml, f"nvmlDeviceWorkloadPowerProfile{name}RequestedProfiles")
+            self._set(function, f"{what} power profiles", ctypes.byref(request))
+
     def _set(
         self,
         function: Any,
         what: str,
-        *arguments: int,
+        *arguments: Any,
     ) -> None:
         try:
             self._call(function, self._handle, *arguments)
@@ -326,6 +416,11 @@ class NvmlCard:
                 missing = f"no NVIDIA card {self.index}: the driver says {error}."
                 raise MissingTool(missing) from None
             raise
+
+
+def _join_mask(mask: Any) -> int:
+    """Return a mask of NVML, of words of 32 bits, as one number."""
+    return sum(int(word) << 32 * place for place, word in enumerate(mask.mask))
 
 
 def count_cards() -> int:
@@ -428,13 +523,11 @@ class _Gpm:
         except (nvml.NVMLError, AttributeError):  # an old driver, or an old binding
             return None
 
-    def read(self) -> tuple[float, float, float]:
-        """Return SM and DRAM utilisation and the sum of pipe utilisations since the last call, each
-        as a share.
-        """
+    def read(self) -> dict[str, float]:
+        """Return the utilisation of SMs, DRAM and pipes since the last call, each as a share."""
         nvml = self._nvml
         nvml.nvmlGpmSampleGet(self._handle, self._new)
-        metrics = (GPM_SM, GPM_DRAM, *GPM_PIPES)
+        metrics = tuple(GPM_COUNTERS.values())
         request = nvml.c_nvmlGpmMetricsGet_t()
         request.version = nvml.NVML_GPM_METRICS_GET_VERSION
         request.numMetrics = len(metrics)
@@ -445,9 +538,8 @@ class _Gpm:
         nvml.nvmlGpmMetricsGet(request)
         self._old, self._new = self._new, self._old
 
-        shares = []
-        for place in range(len(metrics)):
+        shares = {}
+        for place, name in enumerate(GPM_COUNTERS):
             answer = request.metrics[place]
-            shares.append(answer.value / 100.0 if answer.nvmlReturn == 0 else math.nan)
-        sm_share, dram_share, *pipe_shares = shares
-        return sm_share, dram_share, sum(pipe_shares)
+            shares[name] = answer.value / 100.0 if answer.nvmlReturn == 0 else math.nan
+        return shares
