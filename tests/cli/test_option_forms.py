@@ -70,6 +70,10 @@ BESIDE_ANOTHER = {
     "--think-time",
     "--turn-pause",
     "--gpu-power",
+    "--event-cap",
+    "--core-clock",
+    "--memory-clock",
+    "--lock",
     "--inlet",
 }
 LINES = {  # a quick call of each command, which the options are added to
@@ -81,6 +85,7 @@ LINES = {  # a quick call of each command, which the options are added to
     "explore sweep": "explore sweep gpt2 --gpu h200 --seq 64 --vary batch=1,2",
     "explore designs": "explore designs gpt2 --gpu h200 --seq 64 --vary sm_count=64,128",
     "explore fleet": "explore fleet fleet.yaml",
+    "manage knobs": "manage knobs gpt2 --gpu h200 --seq 64",
     "manage simulate": "manage simulate gpt2 --gpu h200 --seq 64",
     "manage rehearse": "manage rehearse gpt2 --rate 2/s --seconds 5 --prompt 16 --output 4",
     "models show": "models show gpt2 --seq 64",
@@ -99,6 +104,7 @@ REFUSING = {
     "measure log": "measure log power.csv",
     "measure models": "measure models --out rows",
     "measure engine": "measure engine --out rows",
+    "export otel": "export otel --source nvml --count 1",
     "export prometheus": "export prometheus --source nvml --once",
     "serve": "serve",
     "lab multimedia": "lab multimedia --out rows",
@@ -135,6 +141,7 @@ def test_every_option_with_a_unit_is_in_the_table() -> None:
         REFUSING
     ) <= {
         *("manage replay", "lab microbench", "lab counters"),  # the options of another command
+        "manage hold",  # clocks and a limit before a program, parsed alike
         "hall",  # a slowdown, which belongs to --shed
         *(
             "lab power-trace",

@@ -50,7 +50,7 @@ def test_without_apply_nothing_is_set_and_all_is_told(node: Node) -> None:
 
 def test_the_clock_alone_is_locked_by_turns_and_given_back(node: Node) -> None:
     node.standin.follow(*WORKS)
-    done = rehearse(node, "--apply", "--clock", "1.2GHz")
+    done = rehearse(node, "--apply", "--lock", "1.2GHz")
     assert done.returncode == 0, done.stdout + done.stderr
     assert not node.is_set
     assert node.notes == []
@@ -82,7 +82,7 @@ def test_a_card_that_tells_no_power_is_left_alone(node: Node) -> None:
 
 def test_a_driver_that_lies_is_found_out_and_the_card_given_back(node: Node) -> None:
     node.standin.follow(*WORKS, "lie core_set 0 1e9")
-    done = rehearse(node, "--apply", "--clock", "1.2GHz")
+    done = rehearse(node, "--apply", "--lock", "1.2GHz")
     assert done.returncode == 5
     assert "FAULT" in done.stdout
     assert "does not apply it" in done.stdout

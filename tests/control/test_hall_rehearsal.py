@@ -194,10 +194,10 @@ def test_the_command_tells_what_each_event_did(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "neither"),
-        (["gpt2", "--hall", "hall.yaml"], "both"),
-        (["gpt2", "--events", "cap"], "a rehearsal of an engine"),
-        (["--hall", "hall.yaml", "--rate", "2/s"], "a rehearsal of a hall"),
+        ([], "none of them"),
+        (["gpt2", "--hall", "hall.yaml"], "engine and hall"),
+        (["gpt2", "--events", "cap"], "the rehearsal of this engine"),
+        (["--hall", "hall.yaml", "--rate", "2/s"], "the rehearsal of this hall"),
     ],
 )
 def test_options_of_the_other_rehearsal_are_refused(

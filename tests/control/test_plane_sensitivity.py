@@ -12,7 +12,12 @@ from standin_node import PATIENCE_S, USUAL, wait_for
 
 from wattcast.cli.main import main
 from wattcast.control.job_cards import combine_readings
-from wattcast.control.sensitivity_model import read_sensitivity_model, read_sensitivity_table
+from wattcast.control.sensitivity_model import (
+    SensitivityBin,
+    bin_sensitivity,
+    read_sensitivity_model,
+    read_sensitivity_table,
+)
 from wattcast.measure.device_control import GPM_COUNTERS, NvmlReading
 
 if TYPE_CHECKING:
@@ -29,7 +34,7 @@ FOLLOWS = (
     "unit_s = 0.02 * (1980 / core if follows else 1)\n"
     "begin = time.monotonic()\n"
     "done = 0\n"
-    "while time.monotonic() - begin < 2.5:\n"
+    "while time.monotonic() - begin < 5.0:\n"
     "    time.sleep(0.005)\n"
     "    due = int((time.monotonic() - begin) / unit_s)\n"
     "    open(os.environ['WATTCAST_PROGRESS'], 'ab').write(b'.' * (due - done)); done = due\n"
@@ -64,8 +69,9 @@ def test_a_plane_of_two_programs_gives_a_model_that_runs_live(
 
     read = read_sensitivity_table(table)
     compute = dict(zip(read.kernels, read.sensitivity["compute"], strict=True))
-    assert compute["gemm"] == pytest.approx(1.0, abs=0.15)
-    assert compute["stream"] == pytest.approx(0.0, abs=0.15)
+    # It is 1 and 0; a busy machine stops programs now and then, so that the bins are asked for.
+    assert bin_sensitivity(compute["gemm"]) is SensitivityBin.HIGH
+    assert bin_sensitivity(compute["stream"]) is SensitivityBin.LOW
     assert not np.any(read.sensitivity["bandwidth"])  # the memory clock was not turned
 
     model = tmp_path / "model.yaml"
@@ -79,7 +85,7 @@ def test_a_plane_of_two_programs_gives_a_model_that_runs_live(
 
     # Live: the first step of a program that the counters call bound by memory is the coarse one.
     node.standin.follow(USUAL, "utilisation 100", "follow 1.5", MEMORY_GPM)
-    process = node.control("--sensitivity", str(model))
+    process = node.control("--sensitivity", str(model), by_daemon=False)
     wait_for(lambda: "set" in node.said())
     node.stop.touch()
     assert process.wait(PATIENCE_S) == 3
@@ -121,7 +127,7 @@ def test_a_model_of_other_counters_is_refused_before_anything_runs(
         "touch",
         str(ran),
     )
-    assert done.returncode == 2
+    assert done.returncode == 4
     assert "icActivity" in done.stderr
     assert not ran.exists()
 

@@ -55,7 +55,15 @@ def test_what_was_requested_before_comes_back(node: Node) -> None:
     node.standin.follow(*BLACKWELL)
     Path(str(node.folder / "card") + ".more").write_text(f"{INFERENCE} 1\n")
     process = hold(
-        node, "--profile", "max-q", "--smoothing", "off", "--core", "1.5GHz", "--limit", "500W"
+        node,
+        "--profile",
+        "max-q",
+        "--smoothing",
+        "off",
+        "--core-clock",
+        "1.5GHz",
+        "--power-limit",
+        "500W",
     )
     wait_for(lambda: read_more(node) == (MAX_Q, 0))
     wait_for(lambda: node.card == "1500 1500 0 0 500000")
@@ -100,7 +108,7 @@ def test_a_refused_profile_runs_nothing_and_gives_the_rest_back(node: Node, faul
     node.standin.follow(*BLACKWELL, fault)
     ran = node.folder / "ran"
     done = node.call(
-        "hold", "--apply", "--profile", "max-q", "--core", "1.5GHz", "--", "touch", str(ran)
+        "hold", "--apply", "--profile", "max-q", "--core-clock", "1.5GHz", "--", "touch", str(ran)
     )
     assert done.returncode == 5
     assert not ran.exists()

@@ -74,9 +74,11 @@ def knobs(
 class HeldKnobs:
     """What a card is to have while a program runs."""
 
-    core_hz: Annotated[float | None, Option("Core clock: 1.5GHz.", unit="Hz", above=0)] = None
-    memory_hz: Annotated[float | None, Option("Memory clock: 2.6GHz.", unit="Hz", above=0)] = None
-    limit_w: Annotated[float | None, Option("Power limit: 500W.", unit="W", above=0)] = None
+    core_clock_hz: Annotated[float | None, Option("Core clock: 1.5GHz.", unit="Hz", above=0)] = None
+    memory_clock_hz: Annotated[
+        float | None, Option("Memory clock: 2.6GHz.", unit="Hz", above=0)
+    ] = None
+    power_limit_w: Annotated[float | None, Option("Power limit: 500W.", unit="W", above=0)] = None
     profile: Annotated[
         str | None,
         Option("Power profiles of the firmware: max-q, llm-inference, with commas."),
@@ -105,14 +107,14 @@ def hold(
 
     names = [name.strip() for name in (held.profile or "").split(",") if name.strip()]
     settings = held_settings.HeldSettings(
-        held.core_hz,
-        held.memory_hz,
-        held.limit_w,
+        held.core_clock_hz,
+        held.memory_clock_hz,
+        held.power_limit_w,
         None,
         None if held.smoothing is None else held.smoothing == "on",
     )
     if settings.is_empty and not names:
-        expected = "one or more of --core, --memory, --limit, --profile and --smoothing"
+        expected = "--core-clock, --memory-clock, --power-limit, --profile or --smoothing"
         raise bad_value("manage hold", expected, "none")
     card = NvmlCard(device)
     card.open()

@@ -289,14 +289,13 @@ class ControlOptions:
     busy: Annotated[
         Path | None,
         Option(
-            "Folder in which ranks report how long they were busy (WATTCAST_BUSY): those that wait "
-            "for others get slower clocks."
+            "Folder of the ranks' busy times (WATTCAST_BUSY): those that wait get slower clocks."
         ),
     ] = None
     sms: Annotated[int | None, Option("SMs of the card; default: the catalogue's.")] = None
     sensitivity: Annotated[
         Path | None,
-        Option("Sensitivity model of the card's counters (manage plane --table, lab sensitivity)."),
+        Option("Model made by `lab sensitivity`."),
     ] = None
     rows: Annotated[
         Path | None, Option("Save time and power at each clock as CSV for `wattcast calibrate`.")
@@ -324,10 +323,9 @@ def run(
     """Control a card while a program runs on it. The daemon sets it, and gives it back however this
     ends.
 
-    Where no daemon runs, root gets one for the time of the program. A program that trains reports
-    its steps (--progress). A serving engine tells its response times (--metrics); its card needs
-    the least energy per token that keeps them. Cards of one job (--devices) get one decision; --cap
-    is then the power of all of them.
+    Where no daemon runs, root gets one for the time of the program. Training reports its steps
+    (--progress), a serving engine its response times (--metrics). Cards of one job (--devices) get
+    one decision; --cap is then the power of all.
 
     Example: wattcast manage run --apply --progress /tmp/done -- python train.py
     """
@@ -350,6 +348,7 @@ def run(
 
     cards = _open_cards(control.device, control.devices)
     name = cards[0].name
+    model = _read_sensitivity(control.sensitivity, cards)
     if not control.apply:
         _explain_dry_run(env, cards)
     read_metrics = None
@@ -373,7 +372,7 @@ def run(
             len(cards),
         ),
         read_metrics,
-        _read_sensitivity(control.sensitivity, cards),
+        model,
         control.rows,
         unit,
     )
@@ -787,13 +786,10 @@ def rehearse(
 ) -> CommandOutput:
     """Rehearse the control of serving GPUs on simulated traffic, before any card is touched.
 
-    With --hall, a hall has a bad day in place of one engine: a breaker opens, daemons are lost, a
-    cap arrives in the middle of a burst, an operator restores by hand. With --card, what is said
-    before the first run on a real card: what it tells, what would be set, how that is undone.
-
-    With --trace, requests of a file are replayed under the policy of `manage serve --model`, beside
-    an oracle that knows them all and may change the clock every second. A replay takes about a
-    hundredth of its time per try, of which there are a dozen.
+    --hall: a bad day of a hall (a breaker, lost daemons, a cap in a burst, hands). --card: the first
+    run on a real card. --trace: requests of a file, under the policy of `manage serve --model`,
+    beside an oracle that knows them all; about a hundredth of its time per try, of which there are
+    a dozen.
 
     Example: wattcast manage rehearse llama3-8b --rate 20/s --gpus 4 --site-power 1800W --seconds
     10min"""
@@ -902,7 +898,7 @@ def site(
     ] = None,
     power_file: Annotated[
         Path | None,
-        Option("File that says another budget, such as 2.4kW; read every second."),
+        Option("File that says another budget; read every second."),
     ] = None,
 ) -> None:
     """Share a power budget among the GPUs of several nodes until interrupted.

@@ -20,8 +20,8 @@ _ENGINE = "gpu rate ttft tpot gpus trace speed off prompt output arrivals seed s
 # Keywords of the options that say something about each thing to rehearse.
 _OPTIONS = {
     "engine": set(_ENGINE.split()),
-    "hall": {"begin", "cap", "events", "site_power", "seconds"},
-    "card": {"apply", "device", "clock", "out", "socket", "seconds"},
+    "hall": {"begin", "event_cap", "events", "site_power", "seconds"},
+    "card": {"apply", "device", "lock", "out", "socket", "seconds"},
 }
 
 
@@ -42,7 +42,7 @@ class HallDayOptions:
             panel=_PANEL,
         ),
     ] = 0.0
-    cap_w: Annotated[
+    event_cap_w: Annotated[
         float | None,
         Option(
             "Budget that the event `cap` leaves; default: 85% of it.",
@@ -72,7 +72,7 @@ class FirstRunOptions:
         int | None,
         Option("With --card: the card, by NVML index; default: 0.", least=0, panel=_CARD_PANEL),
     ] = None
-    clock_hz: Annotated[
+    lock_hz: Annotated[
         float | None,
         Option(
             "With --card: the clock to lock; default: 90% of the highest.",
@@ -136,7 +136,7 @@ def rehearse_card(
         return CommandOutput(report, "\n".join(lines), exit_code=ExitCode.REFUSED)
     levels_hz, _ = reader.clocks_hz()
     longest_s = first_run.LONGEST_S if seconds is None else seconds
-    plan = first_run.plan_first_run(levels_hz, longest_s, first.clock_hz)
+    plan = first_run.plan_first_run(levels_hz, longest_s, first.lock_hz)
     lines += first_run.describe_plan(before, plan, device)
     if not first.apply:
         lines.append(f"Nothing was set. Written: {first.out}. Do it, as root: add --apply.")
@@ -185,6 +185,6 @@ def rehearse_day(
     span = HallSpan(day.begin_s, float(round(seconds)))
     hall = run_hall(read_hall(day.hall), span, progress=env.tell_progress)
     names = [name.strip() for name in day.events.split(",") if name.strip()]
-    rehearsal = hall_rehearsal.rehearse_hall(hall, names, budget_w, day.cap_w)
+    rehearsal = hall_rehearsal.rehearse_hall(hall, names, budget_w, day.event_cap_w)
     text = hall_rehearsal.describe_rehearsal(rehearsal)
     return CommandOutput(partial(hall_rehearsal.HallRehearsal.to_dict, rehearsal), text)

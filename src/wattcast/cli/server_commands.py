@@ -11,6 +11,8 @@ from typing import (
     Any,
 )
 
+import typer
+
 from wattcast.cli.command_builder import command
 from wattcast.cli.command_output import CommandOutput, Environment
 from wattcast.cli.common_options import HOST
@@ -122,6 +124,17 @@ class ExporterOptions:
         list[str] | None, Option("A further name the exporter answers to; may be repeated.")
     ] = None
     once: Annotated[bool, Option("Print the metrics and end (textfile collector).")] = False
+    pods: Annotated[
+        Path | None,
+        Option(
+            "Socket of the kubelet, for labels of pods: "
+            "/var/lib/kubelet/pod-resources/kubelet.sock."
+        ),
+    ] = None
+    jobs: Annotated[
+        Path | None,
+        Option("Folder of the Slurm prolog, for labels of jobs: /var/spool/wattcast."),
+    ] = None
 
 
 @command("export prometheus", part_of(ModelOptions, *SHOWN_OPTIONS))
@@ -141,6 +154,7 @@ def prometheus(
     """
     from wattcast.predictor import api
     from wattcast.web import metrics_exporter
+    from wattcast.web.card_holders import HolderSources
 
     parse_amount(exporter.slowdown, "", "--slowdown")
     models = []
@@ -165,8 +179,9 @@ def prometheus(
         exporter.idle_interval,
         bool(models),
     )
+    holders = HolderSources(exporter.pods, exporter.jobs)
     if exporter.once:
-        env.stdout.write(metrics_exporter.write_metrics(cards, models).decode())
+        env.stdout.write(metrics_exporter.write_metrics(cards, models, holders).decode())
         return
     server, thread = metrics_exporter.serve_metrics(
         exporter.host,
@@ -174,6 +189,7 @@ def prometheus(
         cards,
         models,
         exporter.allow_host or [],
+        holders,
     )
     env.say(
         f"wattcast is scraped at http://{exporter.host}:{server.server_port}/metrics (stop "
@@ -188,6 +204,50 @@ def prometheus(
             closing = threading.Thread(target=card.source.close, daemon=True)
             closing.start()
             closing.join(1.0)  # a driver that hangs closes with the process
+
+
+@dataclass(frozen=True)
+class CollectorOptions:
+    """Where metrics are sent, and how often."""
+
+    endpoint: Annotated[str, Option("OTLP over HTTP of the collector.")] = "http://localhost:4318"
+    source: Annotated[str, Option("auto|nvml|amd|rapl: where readings come from.")] = "auto"
+    interval: Annotated[str, Option("Time between two sendings.")] = "15s"
+    count: Annotated[int, Option("Sendings; 0: until interrupted.", least=0)] = 0
+    metrics: Annotated[
+        str | None,
+        Option("Metrics of an engine (vLLM, SGLang), for the tokens of its requests."),
+    ] = None
+    model: Annotated[str | None, Option("With --metrics: the model that it serves.")] = None
+
+
+@command("export otel")
+def otel(env: Environment, options: CollectorOptions) -> None:
+    """Send power and energy of the cards, and the tokens of an engine, to an OpenTelemetry
+    collector.
+
+    Example: wattcast export otel --endpoint http://localhost:4318
+    """
+    from wattcast.core.errors import ExitCode
+    from wattcast.web import metrics_exporter, otlp_metrics
+
+    if (options.metrics is None) != (options.model is None):
+        raise bad_value("--metrics and --model", "both", "one of them")
+    engine = None
+    if options.metrics is not None and options.model is not None:
+        engine = otlp_metrics.EngineTokens(options.metrics, options.model)
+    interval_s = parse_amount(options.interval, "s", "--interval", inclusive=False)
+    cards = metrics_exporter.find_cards(options.source)
+    sent = otlp_metrics.push_metrics(
+        options.endpoint,
+        cards,
+        interval_s,
+        env.say,
+        options.count,
+        engine,
+    )
+    if not sent:
+        raise typer.Exit(ExitCode.MISSING)
 
 
 def _find_cards(

@@ -165,7 +165,7 @@ def plan_first_run(
     wanted_hz = LOCK_SHARE * highest_hz if clock_hz is None else clock_hz
     if not lowest_hz - CLOCK_TOLERANCE_HZ <= wanted_hz < highest_hz:
         span = f"{units.show(lowest_hz, 'Hz')} up to below {units.show(highest_hz, 'Hz')}"
-        raise bad_value("--clock", span, units.show(wanted_hz, "Hz"))
+        raise bad_value("--lock", span, units.show(wanted_hz, "Hz"))
     below = np.asarray(levels_hz[:-1])
     lock_hz = float(below[np.argmin(abs(below - wanted_hz))])
     return FirstRunPlan(lock_hz, seconds, min(BLOCK_S, max(seconds / 4, LEAST_BLOCK_S)))

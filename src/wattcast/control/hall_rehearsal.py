@@ -347,7 +347,9 @@ def rehearse_hall(
         raise bad_value("hall", expected, "neither")
     cap_w = CAP_SHARE * budget_w if cap_w is None else cap_w
     if not 0 < cap_w < budget_w:
-        raise bad_value("--cap", f"less than the budget of {units.show(budget_w, 'W')}", cap_w)
+        raise bad_value(
+            "--event-cap", f"less than the budget of {units.show(budget_w, 'W')}", cap_w
+        )
     racks = list_rack_supplies(hall, budget_w)
     needed_w = sum(rack.safe_w for rack in racks)
     if needed_w > cap_w:

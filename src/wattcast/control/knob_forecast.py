@@ -79,7 +79,8 @@ def forecast_knobs(
     rows.append(_forecast_limit(workload, gpu, options, slowdown))
     both = _build_plant(workload, gpu, options, _CLOCKS)
     for profile, bound in PROFILE_BOUNDS.items():
-        rows.append(_forecast_profile(profile, both, rows[3], bound))
+        limit = _forecast_limit(workload, gpu, options, bound)
+        rows.append(_forecast_profile(profile, both, limit, bound))
     rows.append(_forecast_smoothing(workload, gpu, options, pause_share))
     return rows
 
@@ -93,6 +94,8 @@ def _build_plant(
     """Return times and powers over some knobs; None where the card has one level of each."""
     if len(gpu.clocks.memory_hz or ()) < 2:
         roles = [role for role in roles if role is not KnobRole.MEMORY_CLOCK]
+    if not roles:
+        return None
     plant = build_predicted_plant(
         {workload: workload},
         gpu,
@@ -135,8 +138,8 @@ def _choose_setting(
 
 
 _COMMANDS = {
-    "core clock": "manage run, manage serve, manage hold --core",
-    "memory clock": "manage run, manage hold --memory",
+    "core clock": "manage run, manage serve, manage hold --core-clock",
+    "memory clock": "manage run, manage hold --memory-clock",
     "SM share": "manage run --sm-percent, --units",
 }
 
@@ -199,7 +202,7 @@ def _forecast_limit(
         setting="as it is" if is_same else units.show(float(limits_w[best]), "W", 3),
         **_compare(time_s, power_w, last, last if is_same else best),
         rests_on="the clock at which the predicted power meets the limit",
-        set_by="manage site, manage run --turn-limit, manage hold --limit",
+        set_by="manage site, manage run --turn-limit, manage hold --power-limit",
     )
 
 
@@ -212,7 +215,7 @@ def _forecast_profile(
     """Return what clocks and a limit within the bound of a profile save, the better of both."""
     clocks = _nothing(profile, "") if plant is None else _choose_setting("core clock", plant, bound)
     best = clocks
-    if limit.slowdown <= bound and limit.energy_saving > clocks.energy_saving:
+    if limit.energy_saving > clocks.energy_saving:
         best = limit
     return KnobForecast(
         knob=f"power profile {profile}",

@@ -32,6 +32,7 @@ FIRST_COLUMNS = ("kernel", "core_clock", "memory_clock", "time_s", "power_w")
 class _PlaneReading:
     at_s: float
     energy_j: float
+    work_s: float  # when the work was counted
     work: float
     counters: dict[str, float]
 
@@ -83,6 +84,7 @@ class PlaneTable:
             _PlaneReading(
                 reading.at_s,
                 reading.energy_j,
+                time.monotonic(),
                 work,
                 dict(reading.counters),
             )
@@ -105,7 +107,7 @@ class PlaneTable:
         if self._file is not None:
             if last.work <= first.work:
                 return "it reported no work"
-            time_s = span_s / (last.work - first.work)
+            time_s = (last.work_s - first.work_s) / (last.work - first.work)
         power_w = (last.energy_j - first.energy_j) / span_s
         row = {
             "kernel": self.kernel,

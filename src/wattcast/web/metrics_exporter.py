@@ -42,6 +42,7 @@ from wattcast.measure.energy_sources import (
 )
 from wattcast.measure.source_check import CHECKS, is_plausible_power
 from wattcast.predictor.prediction import Prediction
+from wattcast.web.card_holders import HOLDER_LABELS, HolderSources
 from wattcast.web.client_limits import (
     HEADER_S,
     is_known_host,
@@ -327,6 +328,7 @@ class MetricsCollector:
     cards: Sequence[WatchedCard]
     workloads: Sequence[ModelledWorkload]
     wait_s: float = SCRAPE_S
+    holders: HolderSources = field(default_factory=HolderSources)
 
     def collect(self) -> Iterator[Any]:
         """Yield all metrics, cards first."""
@@ -375,6 +377,28 @@ class MetricsCollector:
             [*names, "reason"],
             holds_by_labels,
         )
+        if not self.holders.is_empty:
+            holders, is_whole = self.holders.list_holders()
+            devices = {card.identity.uuid: labels[0] for labels, card, _ in seen}
+            held = []
+            for holder in holders:
+                if holder.uuid in devices:
+                    labels = [devices[holder.uuid], holder.uuid, *holder.labels]
+                    held.append((labels, 1.0))
+            yield make(
+                "gauge",
+                "wattcast_held_info",
+                "Pods and jobs that hold a card, to join by uuid",
+                ["device", "uuid", *HOLDER_LABELS],
+                held,
+            )
+            yield make(
+                "gauge",
+                "wattcast_holders_known",
+                "1 where the kubelet and the job folder told who holds cards",
+                [],
+                [([], float(is_whole))],
+            )
         for name, (text, choose) in PREDICTED.items():
             rows = [
                 ([m.prediction.name, m.prediction.gpu], float(choose(m))) for m in self.workloads
@@ -396,9 +420,21 @@ def make_registry(collector: MetricsCollector) -> Any:
     return registry
 
 
-def write_metrics(cards: Sequence[WatchedCard], workloads: Sequence[ModelledWorkload]) -> bytes:
+def write_metrics(
+    cards: Sequence[WatchedCard],
+    workloads: Sequence[ModelledWorkload],
+    holders: HolderSources | None = None,
+) -> bytes:
     """Write all metrics as text."""
-    registry = make_registry(MetricsCollector(cards, workloads, PATIENT_S))
+    sources = holders or HolderSources()
+    registry = make_registry(
+        MetricsCollector(
+            cards,
+            workloads,
+            PATIENT_S,
+            sources,
+        )
+    )
     from prometheus_client import generate_latest
 
     return bytes(generate_latest(registry))
@@ -421,12 +457,14 @@ def serve_metrics(
     cards: Sequence[WatchedCard],
     workloads: Sequence[ModelledWorkload],
     allowed: Sequence[str] = (),
+    holders: HolderSources | None = None,
 ) -> tuple[WSGIServer, threading.Thread]:
     """Answer scrapes in a thread; return the server and the thread. ``allowed`` are further names
     it answers to.
     """
     names = known_hosts(host, allowed)
-    registry = make_registry(MetricsCollector(cards, workloads))
+    sources = holders or HolderSources()
+    registry = make_registry(MetricsCollector(cards, workloads, holders=sources))
     from prometheus_client.exposition import ThreadingWSGIServer, make_wsgi_app
 
     metrics = make_wsgi_app(registry)
