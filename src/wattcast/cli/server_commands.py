@@ -206,6 +206,37 @@ def prometheus(
             closing.join(1.0)  # a driver that hangs closes with the process
 
 
+@command("export dynamo")
+def dynamo(
+    env: Environment,
+    file: Annotated[
+        Path, Option("Manifest with a DynamoGraphDeployment (v1beta1).", positional=True)
+    ],
+    limits: Annotated[
+        str, Option("Limit of each GPU by component or type: decode=350W,prefill=500W.")
+    ],
+    out: Annotated[Path | None, Option("Manifest to write; default: print it.")] = None,
+) -> None:
+    """Write the annotation by which Dynamo's power agent is told the limit of each GPU.
+
+    Example: wattcast export dynamo graph.yaml --limits decode=350W,prefill=500W
+    """
+    from wattcast.core.strict_files import read_bytes
+    from wattcast.serving.deployment import dynamo_limits
+
+    limits_w = {}
+    for name, limit in dynamo_limits.parse_limits(limits).items():
+        limits_w[name] = parse_amount(limit, "W", "--limits", least=1.0)
+    text = read_bytes(file).decode(errors="replace")
+    annotated = dynamo_limits.annotate_deployment(text, file.name, limits_w)
+    if out is None:
+        env.stdout.write(annotated)
+        return
+    check_new_file(out)
+    write_whole(out, annotated.encode())
+    env.say(f"manifest saved: {out}")
+
+
 @dataclass(frozen=True)
 class CollectorOptions:
     """Where metrics are sent, and how often."""
