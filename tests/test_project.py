@@ -25,7 +25,13 @@ SOURCE = ROOT / "src"
 WITH_DOCTESTS = sorted(p for p in SOURCE.rglob("*.py") if ">>> " in p.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("command", ["ruff check .", "ruff format --check .", "mypy"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("ruff check .", "ruff format --check ."),
+        pytest.param("mypy", marks=pytest.mark.slow),  # a minute: the workflow has a step for it
+    ],
+)
 def test_style_and_types(command: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", *command.split()], cwd=ROOT, capture_output=True, text=True

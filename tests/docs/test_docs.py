@@ -28,6 +28,17 @@ RUN = sorted(
     ]
 )
 EVERY = sorted([*DOCS.rglob("*.md"), ROOT / "CONTRIBUTING.md"])
+# Pages whose examples, or whose other commands, take seconds: they run every night.
+LONG_EXAMPLES = ("size-a-deployment",)
+LONG_COMMANDS = (
+    "counters",
+    "explore",
+    "hall",
+    "power-over-time",
+    "see",
+    "serving",
+    "size-a-deployment",
+)
 NOT_RUN_FILE = Path(__file__).with_name("not_run.txt")
 FENCE = re.compile(
     r"^(?:[^\n]*`([\w.-]+\.(?:json|yaml|csv))`:\n\n)?```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL
@@ -46,6 +57,15 @@ def commands(text: str) -> list[list[str]]:
     return [w[w.index("wattcast") + 1 :] for w in words if "wattcast" in w[:2]]
 
 
+def mark_long(pages: list[Path], names: tuple[str, ...]) -> list:
+    """Return pages as parameters of a test, those of these names for the nightly run."""
+    params = []
+    for page in pages:
+        marks = pytest.mark.slow if page.stem in names else ()
+        params.append(pytest.param(page, marks=marks, id=page.stem))
+    return params
+
+
 @pytest.fixture
 def drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw figures without arranging them first, which takes half the time; tests of each package
@@ -57,7 +77,7 @@ def drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drawing.Figure, "get_layout_engine", lambda figure: None)
 
 
-@pytest.mark.parametrize("page", RUN, ids=lambda p: p.stem)
+@pytest.mark.parametrize("page", mark_long(RUN, LONG_EXAMPLES))
 def test_every_example_of_a_page_runs(
     page: Path, call, tmp_path: Path, monkeypatch, drafts: None
 ) -> None:
@@ -155,7 +175,7 @@ def test_every_command_in_the_docs_exists_with_its_options(call, monkeypatch) ->
 
 
 @pytest.mark.parametrize(
-    "page", [p for p in EVERY if any(map(runs, left_over(p)))], ids=lambda p: p.stem
+    "page", mark_long([p for p in EVERY if any(map(runs, left_over(p)))], LONG_COMMANDS)
 )
 def test_every_other_command_runs(page: Path, call, stage: None) -> None:
     """Commands outside the blocks that are run as a whole, in order; not_run.txt says why some are
@@ -245,6 +265,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_site_builds_and_asks_nobody(site: Path) -> None:
     pages = {str(path.relative_to(site)) for path in site.rglob("*.html")}
     assert {
@@ -262,6 +283,7 @@ def test_the_site_builds_and_asks_nobody(site: Path) -> None:
         assert not [address for address in fetched if "wattcast" not in address], path
 
 
+@pytest.mark.slow
 def test_links_between_pages_lead_somewhere(site: Path) -> None:
     for path in site.rglob("*.html"):
         if path.name == "404.html":
@@ -272,6 +294,7 @@ def test_links_between_pages_lead_somewhere(site: Path) -> None:
             assert (path.parent / target).exists(), f"{path.relative_to(site)}: {target}"
 
 
+@pytest.mark.slow
 def test_schemas_are_published_and_hold_for_what_is_printed(site: Path, call) -> None:
     jsonschema = pytest.importorskip(
         "jsonschema", reason="no jsonschema: pip install 'wattcast[dev]'"
@@ -289,6 +312,7 @@ def test_schemas_are_published_and_hold_for_what_is_printed(site: Path, call) ->
     assert {"/api/predict", "/api/plan"} <= routes.keys()
 
 
+@pytest.mark.slow
 def test_the_reference_names_every_command(site: Path) -> None:
     from wattcast.cli.main import COMMANDS
 

@@ -5,11 +5,14 @@ print.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 NOTEBOOKS = sorted((Path(__file__).resolve().parents[2] / "docs" / "notebooks").glob("*.ipynb"))
+# The others run every night: all six take twenty seconds of processor time.
+USUAL = ("read-a-power-trace", "train-on-a-budget")
 
 
 def run_notebooks(paths: list[Path]) -> dict[Path, list]:
@@ -34,7 +37,8 @@ def run_notebooks(paths: list[Path]) -> dict[Path, list]:
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, list]:
+def cells_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Path], list]]:
+    """Run a notebook together with those that run as often, when the first of them is asked for."""
     for name in ("nbclient", "ipykernel", "matplotlib"):
         pytest.importorskip(name, reason=f"no {name}: pip install 'wattcast[dev]'")
     source, folder = (
@@ -47,15 +51,31 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, list]:
         patch.setenv(
             "PYTHONPATH", os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
         )
-        return run_notebooks(NOTEBOOKS)
+        cells: dict[Path, list] = {}
+
+        def run(path: Path) -> list:
+            if path not in cells:
+                is_usual = path.stem in USUAL
+                cells.update(run_notebooks([p for p in NOTEBOOKS if (p.stem in USUAL) == is_usual]))
+            return cells[path]
+
+        yield run
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs_and_shows_what_it_printed(path: Path, ran: dict[Path, list]) -> None:
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, marks=() if path.stem in USUAL else pytest.mark.slow, id=path.stem)
+        for path in NOTEBOOKS
+    ],
+)
+def test_a_notebook_runs_and_shows_what_it_printed(
+    path: Path, cells_of: Callable[[Path], list]
+) -> None:
     import nbformat
 
-    for before, now in zip(nbformat.read(path, as_version=4).cells, ran[path], strict=True):
+    for before, now in zip(nbformat.read(path, as_version=4).cells, cells_of(path), strict=True):
         # what a loaded kernel prints may come in two pieces
         kinds = [
             list(dict.fromkeys(o.output_type for o in cell.get("outputs", [])))

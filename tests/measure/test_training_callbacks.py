@@ -150,6 +150,7 @@ def test_a_card_without_a_driver_is_named() -> None:
         StepMeter(source="nvml", devices=(63,)).start()
 
 
+@pytest.mark.slow
 def test_weights_and_biases_keeps_the_numbers(
     sources: list[CountingSource], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,7 @@ def test_leaving_parts_out_costs_accuracy() -> None:
     assert all(error > 2 * full for error in found.values())
 
 
+@pytest.mark.slow
 def test_module_power_beats_simpler_models_at_equal_time_and_clock() -> None:
     chip = hardware.load_gpu("h200")
     rows = power_rows(

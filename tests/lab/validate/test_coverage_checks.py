@@ -31,6 +31,7 @@ def made_set(chip: str, group: str, log_ratio: np.ndarray, bundle: Bundle) -> co
     )
 
 
+@pytest.mark.slow
 def test_intervals_of_layers_and_whole_models_hold() -> None:
     """They held 97 to 100 % at twice the width, as if all kernels of a model erred together."""
     captured, launched = coverage.load_model_sets("h200")

@@ -128,6 +128,7 @@ def test_prompts_of_engines_through_predict() -> None:
         pytest.xfail("the goal of mixtures is 10 %: their hosts differ by two thirds")
 
 
+@pytest.mark.slow
 def test_prompts_of_engines_whose_host_is_told() -> None:
     """``--host-launch`` tells the host of an engine too. Learned from the other models that ran on
     the same host, it brings mixtures within 10 %.
