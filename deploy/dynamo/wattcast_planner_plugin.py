@@ -108,12 +108,17 @@ def main() -> None:
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO)
 
-    import grpc
-    from dynamo.planner.plugins.proto.v1 import plugin_pb2 as messages
-    from dynamo.planner.plugins.proto.v1 import plugin_pb2_grpc as services
-
-    budget_w = units.parse(options.power, "W", "--power")
-    power = ReplicaPower.predict(options.model, find_gpu(options.gpu), options.tp)
+    try:
+        budget_w = units.parse_amount(options.power, "W", "--power", inclusive=False)
+        power = ReplicaPower.predict(options.model, find_gpu(options.gpu), options.tp)
+    except WattcastError as error:
+        parser.exit(2, f"{error}\n")
+    try:
+        import grpc
+        from dynamo.planner.plugins.proto.v1 import plugin_pb2 as messages
+        from dynamo.planner.plugins.proto.v1 import plugin_pb2_grpc as services
+    except ModuleNotFoundError as error:
+        parser.exit(4, f"the plug-in needs {error.name}: pip install ai-dynamo grpcio\n")
 
     class PowerPlugin(services.ConstrainPluginServicer):
         def Constrain(self, request: Any, context: Any) -> Any:

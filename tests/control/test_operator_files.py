@@ -16,6 +16,8 @@ import pytest
 import yaml
 from standin_node import PATIENCE_S, USUAL, Client, Node
 
+from wattcast import __version__
+
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 MANIFESTS = list(yaml.safe_load_all((DEPLOY / "kubernetes" / "wattcast.yaml").read_text()))
 RULES = DEPLOY / "prometheus" / "wattcast-rules.yaml"
@@ -59,9 +61,9 @@ def test_the_exporter_needs_no_privilege_and_the_daemon_keeps_its_notes() -> Non
     assert daemon["terminationGracePeriodSeconds"] >= 30
 
 
-def test_rules_use_metrics_that_the_exporter_has(call: Any) -> None:
-    line = "export prometheus --workload gpt2 --gpu h200 --seq 64 --source none --once"
-    exported = set(re.findall(r"^# TYPE (\S+)", call(*line.split()).out, re.M))
+def test_rules_use_metrics_that_the_exporter_has(call: Any, tmp_path: Path) -> None:
+    line = "export prometheus --workload gpt2 --gpu h200 --seq 64 --source none --once --jobs"
+    exported = set(re.findall(r"^# TYPE (\S+)", call(*line.split(), str(tmp_path)).out, re.M))
     groups = yaml.safe_load(RULES.read_text())["groups"]
     rules = [rule for group in groups for rule in group["rules"]]
     recorded = {rule["record"] for rule in rules if "record" in rule}
@@ -80,6 +82,55 @@ def test_promtool_takes_the_rules_and_alerts_fire_when_they_are_to() -> None:
     tests = RULES.with_name("wattcast-rules-test.yaml")
     done = subprocess.run([promtool, "test", "rules", str(tests)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+CHART = DEPLOY / "helm" / "wattcast"
+
+
+def render_chart(*values: str) -> list[Any]:
+    """Return the manifests of the chart with some values set."""
+    helm = shutil.which("helm")
+    if helm is None:
+        pytest.skip("no helm: https://helm.sh/docs/intro/install")
+    settings = [part for value in values for part in ("--set", value)]
+    done = subprocess.run(
+        [helm, "template", "gpus", str(CHART), "--namespace", "watts", *settings],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return [each for each in yaml.safe_load_all(done.stdout) if each]
+
+
+@pytest.mark.parametrize("labels", ["true", "false"])
+def test_the_chart_renders_manifests_that_kubernetes_takes(labels: str) -> None:
+    validate = pytest.importorskip("kubernetes_validate", reason="no kubernetes-validate")
+    manifests = render_chart(
+        "daemon.enabled=true", "daemon.clocks=900MHz:1980MHz", f"exporter.podLabels={labels}"
+    )
+    assert [each["kind"] for each in manifests] == ["DaemonSet", "DaemonSet"]
+    for manifest in manifests:
+        validate.validate(manifest, "1.30", strict=True)
+        assert manifest["metadata"]["namespace"] == "watts"
+    (rules,) = [
+        each for each in render_chart("rules.enabled=true") if each["kind"] == "PrometheusRule"
+    ]
+    assert rules["spec"] == yaml.safe_load(RULES.read_text())
+
+
+def test_the_chart_has_the_rules_and_the_version_of_the_package() -> None:
+    assert (CHART / "rules" / RULES.name).read_bytes() == RULES.read_bytes()
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["appVersion"] == __version__
+
+
+def test_options_in_the_chart_exist(call: Any) -> None:
+    """Templates are read as text here; what they render needs Helm."""
+    for name, words in (("exporter", "export prometheus"), ("daemon", "manage daemon")):
+        template = (CHART / "templates" / f"{name}.yaml").read_text()
+        options = set(re.findall(r"^ +- (--[a-z-]+)$", template, re.M))
+        assert len(options) >= 2
+        assert options <= set(re.findall(r"--[a-z-]+", call(*words.split(), "--help").out))
 
 
 def test_a_slurm_job_is_charged_its_joules_and_leaves_no_card_changed(node: Node) -> None:

@@ -177,3 +177,24 @@ def test_the_plugin_has_no_opinion_without_traffic_or_a_proposal(
     ):
         answer = plugin.constrain(messages, request, power, 2000.0)
         assert answer.WhichOneof("result") == "accept"
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        (("--power", "banana"), "--power"),
+        (("--power", "0W"), "above zero"),
+        (("--power", "4kW", "--gpu", "h2000"), "h2000"),
+        (("--power", "4kW", "--tp", "3"), "tp"),
+    ],
+)
+def test_the_plugin_tells_a_wrong_option_in_a_sentence(
+    plugin: ModuleType, options: tuple[str, ...], word: str, capsys: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["plugin", "--model", "llama3-8b", *options])
+    with pytest.raises(SystemExit) as ending:
+        plugin.main()
+    text = capsys.readouterr().err
+    assert ending.value.code == 2
+    assert word in text
+    assert len(text.splitlines()) == 1
