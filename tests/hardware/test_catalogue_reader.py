@@ -526,6 +526,25 @@ def test_aliases_resolve_and_spelling_does_not_matter() -> None:
     assert load_gpu("H100 SXM") is load_gpu("h100_sxm") is load_gpu("h100-sxm")
 
 
+@pytest.mark.parametrize(
+    ("printed", "name"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "a100-sxm-80gb"),
+        ("NVIDIA A100-PCIE-40GB", "a100-pcie-40gb"),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("Tesla T4", "t4"),
+        ("Tesla V100-SXM2-32GB", "v100-sxm"),
+        ("AMD Instinct MI300X", "mi300x"),
+    ],
+)
+def test_names_that_drivers_print_are_known(printed: str, name: str) -> None:
+    """A log of power says which card it is of as nvidia-smi does; most such names were refused."""
+    assert load_gpu(printed) is load_gpu(name)
+
+
 def test_a_board_is_its_gpu_under_another_name() -> None:
     assert not set(list_boards()) & set(NAMES)
     for name, part_number in list_boards().items():

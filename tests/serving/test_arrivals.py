@@ -5,6 +5,7 @@ when damaged.
 from __future__ import annotations
 
 import gzip
+import json
 from pathlib import Path
 
 import numpy as np
@@ -141,6 +142,11 @@ def test_contexts_of_like_requests_spread_by_their_output_alone() -> None:
         ("timestamp,prompt_len,output_len", "1700000000.25", "1700000001.75"),
         ("timestamp,num_input_tokens,num_output_tokens", "1700000000250", "1700000001750"),
         ("time,input_length,output_length", "2024-05-01T10:00:00.25", "2024-05-01T10:00:01.75"),
+        ("Request Time (s),Input Tokens,Output Tokens", "0.5", "2.0"),
+        ("arrived_at,num_prefill_tokens,num_decode_tokens", "0.5", "2.0"),
+        ("arrival_ms,prompt_lens,output_lens", "500", "2000"),
+        ("timestamp_ms,isl,osl", "1700000000250", "1700000001750"),
+        ("start_time,input_lens,output_lens", "86400.5", "86402.0"),
     ],
 )
 def test_request_logs_of_others_are_read(header: str, first: str, second: str) -> None:
@@ -150,7 +156,56 @@ def test_request_logs_of_others_are_read(header: str, first: str, second: str) -
     assert trace.prompt_tokens.tolist() == [10, 20]
     assert trace.output_tokens.tolist() == [3, 5]
     assert np.diff(trace.arrival_s) == pytest.approx([1.5])
-    assert trace.arrival_s[0] == pytest.approx(0.5 if first == "0.5" else 0.0)
+    begins_at_once = first in ("0.5", "500")
+    assert trace.arrival_s[0] == pytest.approx(0.5 if begins_at_once else 0.0)
+
+
+COLUMNS = {
+    "start_times": [7200.5, 7202.0, 7203.5],
+    "input_lens": [10, 20, 30],
+    "output_lens": [3, 5, 0],
+}
+
+
+@pytest.mark.parametrize("delimiter", [";", "\t"])
+def test_logs_may_part_fields_by_semicolons_and_tabs(delimiter: str) -> None:
+    """A spreadsheet of many countries writes semicolons; such a log was refused."""
+    lines = ["arrival_time,input_tokens,output_tokens", "0.5,10,3", "2.0,20,5"]
+    trace = parse_trace("\n".join(lines).replace(",", delimiter).encode(), "log.tsv")
+    assert trace.arrival_s.tolist() == [0.5, 2.0]
+    assert trace.output_tokens.tolist() == [3, 5]
+
+
+@pytest.mark.parametrize("form", ["columns", "list", "lines"])
+def test_logs_in_json_are_read(form: str) -> None:
+    """vLLM's benchmark saves one object of columns, others a list, or a line for each request."""
+    rows = [dict(zip(COLUMNS, row, strict=True)) for row in zip(*COLUMNS.values(), strict=True)]
+    texts = {
+        "columns": json.dumps({"backend": "vllm", "itls": [[0.1]], **COLUMNS}),
+        "list": json.dumps(rows),
+        "lines": "\n".join(map(json.dumps, rows)),
+    }
+    name = "log.jsonl" if form == "lines" else "log.json"
+    trace = parse_trace(texts[form].encode(), name)
+    assert trace.arrival_s.tolist() == [0.0, 1.5]
+    assert trace.prompt_tokens.tolist() == [10, 20]
+    assert trace.output_tokens.tolist() == [3, 5]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("log.json", '{"input_lens": [1], "output_lens": [2]}', "column of arrival"),
+        ("log.json", '{"start_times": [1, 2], "input_lens": [1], "output_lens": [2]}', "as many"),
+        ("log.json", "[]", "at least one request"),
+        ("log.json", "[1]", "request 1"),
+        ("log.jsonl", '{"time": 1, "isl": 2}', "line 1: .*output tokens"),
+        ("log.csv", "time,prompt,output_tokens", "column of prompt tokens"),
+    ],
+)
+def test_a_log_without_a_column_is_told_which(name: str, text: str, said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        parse_trace(text.encode(), name)
 
 
 MOONCAKE = (

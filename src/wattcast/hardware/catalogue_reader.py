@@ -5,6 +5,7 @@ Each number stands with its source, an unknown one says why, and an error names 
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import replace
 from functools import cache, lru_cache
@@ -77,6 +78,7 @@ _BOARDS = {row["name"]: row for row in read_shipped_table("wattcast.hardware", "
 GPU_ALIASES = {
     row["alias"]: row["gpu"] for row in read_shipped_table("wattcast.hardware", "gpu_aliases.csv")
 }
+_MAKERS = re.compile(r"^\s*(?:(?:nvidia|geforce|tesla|amd|instinct)\s+)+", re.IGNORECASE)
 GPU_ALIASES |= {name: name for name in _BOARDS}
 GPU_ALIASES |= {row["part_number"]: name for name, row in _BOARDS.items()}
 
@@ -180,7 +182,9 @@ def resolve_gpu_name(name: str) -> str:
         examples = ", ".join(node.gpus) or "l40s"
         expected = f"a GPU, such as {examples}, with `--node {name}`"
         raise errors.bad_value("gpu", expected, f"a node ({node.title})")
-    return errors.resolve_name("gpu", name, gpu_names(), GPU_ALIASES)
+    # drivers print "NVIDIA H100 PCIe" and "Tesla T4"
+    named_by_driver = _MAKERS.sub("", name)
+    return errors.resolve_name("gpu", named_by_driver, gpu_names(), GPU_ALIASES)
 
 
 @cache

@@ -4,8 +4,10 @@ Files are CSV or JSON Lines with ``arrival_s, prompt_tokens, output_tokens`` and
 ``prefix_id``; the public traces of Azure (``TIMESTAMP, ContextTokens, GeneratedTokens``) and
 BurstGPT (``Timestamp, Model, Request tokens, Response tokens``) are recognised by their header, and
 Mooncake's JSON Lines (``timestamp`` in milliseconds, ``input_length``, ``output_length``,
-``hash_ids``: equal names of blocks of 512 tokens are equal beginnings) by their first line. So are
-request logs of others, whose columns have one of the usual names.
+``hash_ids``: equal names of blocks of 512 tokens are equal beginnings) by their first line. Logs of
+others are read where their columns have one of the usual names (``request_logs``), be they tables with
+commas, semicolons or tabs, JSON Lines, a list of JSON objects, or one object of columns such as
+vLLM's benchmark saves.
 
 Files of ours may say who asked: ``user``, ``pause_s`` (after the answer before) and, in conversations,
 ``turn``. Requests then wait for answers as they did, whenever these come.
@@ -13,8 +15,6 @@ Files of ours may say who asked: ``user``, ``pause_s`` (after the answer before)
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,15 +29,24 @@ from wattcast.core import (
     clip_text,
 )
 from wattcast.core.arrays import Array
-from wattcast.core.strict_files import read_bytes, read_number
+from wattcast.core.strict_files import decode_json, read_bytes, read_number
 from wattcast.serving.arrivals import (
     NO_PREFIX,
     Counts,
     Trace,
     make_trace,
 )
+from wattcast.serving.request_logs import (
+    find_log_columns,
+    refuse_header,
+    split_table,
+    tabulate_json,
+    tabulate_objects,
+)
 
 MOST_TRACE_BYTE = 2**30
+# Numbers above are times since 1970 in nanoseconds, microseconds, milliseconds.
+_EPOCHS = ((1e17, 1e-9), (1e14, 1e-6), (1e11, 1e-3))
 
 # The columns of arrival, prompt and output in each form of table.
 _COLUMNS_OF_FORM = {
@@ -45,29 +54,6 @@ _COLUMNS_OF_FORM = {
     "azure": ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
     "burstgpt": ("Timestamp", "Request tokens", "Response tokens"),
 }
-# Usual names of the same columns in request logs, in small letters with underscores.
-_USUAL_NAMES = {
-    "arrival": (
-        *("arrival_s", "arrival_time_s", "arrival_time", "arrival", "arrived_at", "request_time"),
-        *("request_time_s", "start_time", "timestamp", "time_s", "time"),
-    ),
-    "prompt": (
-        *(
-            "prompt_tokens",
-            "input_tokens",
-            "num_prompt_tokens",
-            "num_input_tokens",
-            "context_tokens",
-        ),
-        *("prompt_len", "input_len", "input_length", "prompt_length"),
-    ),
-    "output": (
-        *("output_tokens", "generated_tokens", "completion_tokens", "num_output_tokens"),
-        *("num_generated_tokens", "response_tokens", "output_len", "output_length"),
-    ),
-}
-_EPOCH_S = 1e8  # numbers above are seconds since 1970, of which those from the first one count
-_EPOCH_MS = 1e11  # and above these, milliseconds
 
 
 def read_trace(path: str | Path) -> Trace:
@@ -81,10 +67,15 @@ def parse_trace(data: bytes, name: str) -> Trace:
     if name.endswith((".jsonl", ".ndjson")):
         return _read_json_lines(data, name)
     text = data.decode("utf-8-sig", "replace")
-    try:
-        rows = list(csv.reader(io.StringIO(text, newline=None)))
-    except csv.Error:  # a field without an end
-        raise bad_value(name, "a table with a header and commas", clip_text(text)) from None
+    if text.lstrip()[:1] in ("{", "["):
+        rows = tabulate_json(text.encode(), name)
+    else:
+        rows = split_table(text, name)
+    return _read_rows(rows, name)
+
+
+def _read_rows(rows: list[list[str]], name: str) -> Trace:
+    """Read rows, of which the first names the columns."""
     header = [column.strip() for column in rows.pop(0)] if rows else []
     for form, columns in _COLUMNS_OF_FORM.items():
         if not set(columns) <= set(header):
@@ -94,12 +85,10 @@ def parse_trace(data: bytes, name: str) -> Trace:
             places.append(header.index("prefix_id"))
         trace = _read_table(rows, places, name, form)
         return _read_users(trace, rows, header, name) if form == "wattcast" else trace
-    log_places = _find_log_columns(header)
-    if log_places is not None:
-        return _read_table(rows, log_places, name, "log")
-    forms = [f"{form}: {', '.join(columns)}" for form, columns in _COLUMNS_OF_FORM.items()]
-    expected = f"a header of a known form ({'; '.join(forms)})"
-    raise bad_value(name, expected, clip_text(",".join(header)))
+    log_columns = find_log_columns(header)
+    if log_columns is None:
+        raise refuse_header(header, name)
+    return _read_table(rows, list(log_columns.places), name, "log", log_columns.unit_s)
 
 
 def _read_table(
@@ -107,6 +96,7 @@ def _read_table(
     places: list[int],
     where: str,
     form: str,
+    unit_s: float | None = None,
 ) -> Trace:
     """Read a table, whose ``places`` are the columns of arrival, prompt, output and prefix."""
     filled_rows = [row for row in rows if row]
@@ -119,7 +109,7 @@ def _read_table(
     if form == "azure":
         arrival_s = _read_timestamps(columns[0], where)
     elif form == "log":
-        arrival_s = _read_log_times(columns[0], where)
+        arrival_s = _read_log_times(columns[0], where, unit_s)
     else:
         arrival_s = _read_numbers(columns[0], where, "arrival")
     prompts = _read_numbers(columns[1], where, "prompt")
@@ -224,28 +214,28 @@ def _read_timestamps(texts: Sequence[str], where: str) -> Array:
     return np.asarray((times - times.min()) / np.timedelta64(1, "ns") * 1e-9)
 
 
-def _find_log_columns(header: Sequence[str]) -> list[int] | None:
-    """Return the places of arrival, prompt and output in a log, or None where one is missing."""
-    folded = [column.lower().replace(" ", "_").replace("-", "_") for column in header]
-    places = []
-    for names in _USUAL_NAMES.values():
-        place = next((folded.index(name) for name in names if name in folded), None)
-        if place is None:
-            return None
-        places.append(place)
-    return places
+def _read_log_times(
+    texts: Sequence[str],
+    where: str,
+    unit_s: float | None,
+) -> Array:
+    """Return seconds since the log's clock began.
 
-
-def _read_log_times(texts: Sequence[str], where: str) -> Array:
-    """Return seconds: as they are, or since the first moment where they are dates or since 1970."""
+    Dates, times since 1970 and those of a clock that began long before the first request count from
+    the first one.
+    """
     try:
         times = np.array(texts, dtype=np.float64)
     except ValueError:
         return _read_timestamps(texts, where)
-    if not np.isfinite(times).all() or times.min() < _EPOCH_S:
+    if not np.isfinite(times).all():
         return _read_numbers(texts, where, "arrival")
-    scale = 1e-3 if times.min() > _EPOCH_MS else 1.0
-    return np.asarray(scale * (times - times.min()))
+    if unit_s is None:
+        unit_s = next((scale for above, scale in _EPOCHS if times.min() > above), 1.0)
+    seconds = times * unit_s
+    first_s = float(seconds.min())
+    began_earlier = first_s > float(seconds.max()) - first_s
+    return np.asarray(seconds - first_s) if began_earlier else seconds
 
 
 def _number_prefixes(names: Sequence[str | int | None]) -> Counts:
@@ -285,6 +275,8 @@ def _read_json_lines(data: bytes, where: str) -> Trace:
         raise bad_value(where, "at least one request", "none")
     if b'"input_length"' in filled[0][1]:
         return _make_mooncake_trace(_decode_lines(filled, _MooncakeLine, where), where)
+    if b'"arrival_s"' not in filled[0][1]:
+        return _read_other_lines(filled, where)
     columns = zip(
         *map(msgspec.structs.astuple, _decode_lines(filled, _TraceLine, where)), strict=True
     )
@@ -300,6 +292,17 @@ def _read_json_lines(data: bytes, where: str) -> Trace:
         return trace
     pause_s = np.array(pauses, dtype=np.float64)
     return _add_users(trace, np.array(arrival_s), users, pause_s, np.array(turns))
+
+
+def _read_other_lines(filled: list[tuple[int, bytes]], where: str) -> Trace:
+    """Read lines whose fields have names of others."""
+    objects = []
+    for number, line in filled:
+        objects.append(decode_json(line, object, f"{where}: line {number}"))
+    first = objects[0]
+    if isinstance(first, dict) and find_log_columns(list(first)) is None:
+        raise refuse_header(list(first), f"{where}: line {filled[0][0]}")
+    return _read_rows(tabulate_objects(objects, where), where)
 
 
 def _decode_lines(
