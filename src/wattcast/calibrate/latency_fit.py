@@ -41,6 +41,21 @@ class LatencyFitCoefficients(Coefficients):
     least_process_rows: int  # of a family, for a Gaussian process
     least_leaf_rows: int  # measured rows in a leaf
     outlier: float  # robust deviations beyond which a row says that it is far, not how far
+    usual_length: float  # log of one over the length of a feature, in its deviations
+    length_pull: float  # weight of a length that is unlike the usual
+    start_noise: float  # share of the spread that a search takes for noise at first
+    length_bounds: tuple[float, float]  # of the log of one over a length
+    variance_bounds: tuple[float, float]  # of the signal, in squares of logs
+    noise_bounds: tuple[float, float]  # of the noise, in squares of logs
+    start: tuple[float, ...]  # compute, memory, fixed seconds, L2, cycles a step
+    lowest: tuple[float, ...]  # below which no correction goes, in the same order
+    highest: tuple[float, ...]  # beyond which none goes
+    family_pull: float  # weight of a family's start against its rows
+    large_error: float  # of a log, beyond which a row counts less than its square
+    trees: int  # of a residual
+    leaves: int  # of a tree at most
+    leaf_pull: float  # rows of no error that a leaf counts besides its own
+    length_rows: int  # that lengths are fitted on
 
 
 LATENCY_FIT = load_coefficients("latency_fit", LatencyFitCoefficients)
@@ -51,8 +66,8 @@ def fit_trees(
     rows: Array,
     target: Array,
     weight: Array | None = None,
-    trees: int = 150,
-    leaves: int = 12,
+    trees: int = LATENCY_FIT.trees,
+    leaves: int = LATENCY_FIT.leaves,
     least_rows: int = LATENCY_FIT.least_leaf_rows,
     loss: str = "absolute_error",
 ) -> TreeEnsemble:
@@ -67,7 +82,7 @@ def fit_trees(
         max_leaf_nodes=leaves,
         min_samples_leaf=least_rows,
         learning_rate=LATENCY_FIT.tree_rate,
-        l2_regularization=1.0,
+        l2_regularization=LATENCY_FIT.leaf_pull,
         early_stopping=False,
         random_state=0,
     )
@@ -120,7 +135,6 @@ def pack_trees(trees: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
     return feature, threshold, left, right, value
 
 
-LENGTH_ROWS = 300  # rows the lengths are fitted on; all rows are used for the mean
 _STEPS = 25
 
 
@@ -129,7 +143,7 @@ def fit_gaussian_process(
     raw: Array,
     target: Array,
     sure: Array | None = None,
-    length_rows: int = LENGTH_ROWS,
+    length_rows: int = LATENCY_FIT.length_rows,
 ) -> GaussianProcess:
     """Fit lengths, signal and noise by maximum marginal likelihood [Rasmussen2006, Eq. 5.8-5.9],
     then the mean.
@@ -199,39 +213,38 @@ def _fit_lengths(rows: Array, target: Array) -> tuple[Array, float, float]:
         inverse = cho_solve(factor, np.eye(count))
         inner = inverse - np.outer(alpha, alpha)
         shrink = -signal / radius * inner
-        pull = log_length - _START_LENGTH
+        pull = log_length - LATENCY_FIT.usual_length
         slope = np.empty_like(value)
         slope[:width] = 0.5 * weight * (flat_squares @ shrink.ravel().astype(np.float32))
-        slope[:width] += 0.5 * pull
+        slope[:width] += LATENCY_FIT.length_pull * pull
         slope[width] = 0.5 * (inner * signal).sum()
         slope[width + 1] = 0.5 * noise * np.trace(inner)
         log_determinant = np.log(np.diag(factor[0])).sum()
-        cost = 0.5 * target @ alpha + log_determinant + 0.25 * (pull**2).sum()
+        prior = 0.5 * LATENCY_FIT.length_pull * (pull**2).sum()
+        cost = 0.5 * target @ alpha + log_determinant + prior
         return float(cost), slope
 
-    start = np.concatenate([np.full(width, _START_LENGTH), [np.log(spread), np.log(0.05 * spread)]])
-    variance_bounds = (np.log(1e-4), np.log(20.0))
-    noise_bounds = (np.log(2e-5), np.log(0.5))
+    start_noise = LATENCY_FIT.start_noise * spread
+    start_lengths = np.full(width, LATENCY_FIT.usual_length)
+    start = np.concatenate([start_lengths, [np.log(spread), np.log(start_noise)]])
+    variance_bounds = tuple(np.log(LATENCY_FIT.variance_bounds))
+    noise_bounds = tuple(np.log(LATENCY_FIT.noise_bounds))
     result = minimize(
         negative_evidence,
         start,
         jac=True,
         method="L-BFGS-B",
-        bounds=[(-6.0, 1.5)] * width + [variance_bounds, noise_bounds],
+        bounds=[LATENCY_FIT.length_bounds] * width + [variance_bounds, noise_bounds],
         options={"maxiter": _STEPS},
     )
     best = np.exp(result.x)
     return best[:width], float(best[width]), float(best[width + 1])
 
 
-_START_LENGTH = -1.5  # log of one over the length, in standard deviations of a feature
-
-
 # log λ: compute, memory, fixed (s), L2, cycles a step; where a fit starts and how far it may go
-_START = np.log([1.2, 1.2, 2e-6, 1.0, 20.0])
-_LOW = np.log([0.1, 0.5, 3e-7, 0.05, 0.1])
-_HIGH = np.log([20.0, 10.0, 3e-5, 20.0, 3000.0])
-_LOOSE = 0.02  # and of where a family's search begins
+_START = np.log(LATENCY_FIT.start)
+_LOW = np.log(LATENCY_FIT.lowest)
+_HIGH = np.log(LATENCY_FIT.highest)
 
 
 def fit_corrections(
@@ -267,7 +280,7 @@ def fit_corrections(
     for family in dict.fromkeys(families.tolist()):
         of_family = families == family
         start = _read_start(begin[family]) if family in begin else _START
-        values[family] = fit_rows(of_family, start, _LOOSE)
+        values[family] = fit_rows(of_family, start, LATENCY_FIT.family_pull)
         for name in dict.fromkeys(groups[of_family].tolist()):
             if name != family:
                 values[name] = fit_rows(groups == name, values[family], LATENCY_FIT.pull)
@@ -322,7 +335,7 @@ def _fit_group(
         np.clip(start, _LOW + 1e-6, _HIGH - 1e-6),
         bounds=(_LOW, _HIGH),
         loss="soft_l1",
-        f_scale=0.2,
+        f_scale=LATENCY_FIT.large_error,
         diff_step=1e-3,
         max_nfev=60,
     )
@@ -367,11 +380,11 @@ def fit_residuals(
     samples: Sequence[ResidualSample],
     *,
     pools: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
-    trees: int = 150,
-    leaves: int = 12,
+    trees: int = LATENCY_FIT.trees,
+    leaves: int = LATENCY_FIT.leaves,
     hold_in: bool = True,
     loss: str = "absolute_error",
-    length_rows: int = LENGTH_ROWS,
+    length_rows: int = LATENCY_FIT.length_rows,
 ) -> dict[str, LearnedFactor]:
     """Fit log(measured over scaffold) by family; factors are held within the range that was seen.
 

@@ -23,6 +23,9 @@ class Origin(StrEnum):
 
     FITTED = "fitted"  # by least squares or the like, to rows that the evidence names
     CHOSEN = "chosen"  # by a person who looked at evidence
+    LIBRARY = (
+        "library"  # from the source or the names of a library's kernels: another version differs
+    )
     CONVENTION = "convention"  # an agreement that no measurement could prove wrong
 
 

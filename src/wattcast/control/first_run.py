@@ -24,6 +24,7 @@ from wattcast import __version__
 from wattcast.control import card_notes
 from wattcast.control.card_settings import CLOCK_TOLERANCE_HZ, LIMIT_TOLERANCE_W
 from wattcast.control.daemon_client import DaemonCard
+from wattcast.control.rehearsal_coefficients import REHEARSAL
 from wattcast.core import (
     MissingTool,
     Refused,
@@ -36,12 +37,8 @@ from wattcast.measure.device_control import NvmlCard
 
 LOOK_READINGS = 5
 LOOK_PAUSE_S = 1.0
-LOCK_SHARE = 0.9  # of the highest clock, that is locked where nobody says another
-BLOCK_S = 30.0  # as before, then locked, by turns
-LEAST_BLOCK_S = 3.0
-LEAST_S = 4 * LEAST_BLOCK_S
+LEAST_S = 4 * REHEARSAL.least_block_s
 LONGEST_S = 600.0
-SETTLE_READINGS = 2  # after a change, whose power is not counted
 NEEDED = {
     "power_w": "power",
     "energy_j": "the energy counter",
@@ -162,13 +159,15 @@ def plan_first_run(
     if len(levels_hz) < 2:
         raise MissingTool("the driver names no clocks of this card that could be locked.")
     lowest_hz, highest_hz = levels_hz[0], levels_hz[-1]
-    wanted_hz = LOCK_SHARE * highest_hz if clock_hz is None else clock_hz
+    wanted_hz = REHEARSAL.lock_share * highest_hz if clock_hz is None else clock_hz
     if not lowest_hz - CLOCK_TOLERANCE_HZ <= wanted_hz < highest_hz:
         span = f"{units.show(lowest_hz, 'Hz')} up to below {units.show(highest_hz, 'Hz')}"
         raise bad_value("--lock", span, units.show(wanted_hz, "Hz"))
     below = np.asarray(levels_hz[:-1])
     lock_hz = float(below[np.argmin(abs(below - wanted_hz))])
-    return FirstRunPlan(lock_hz, seconds, min(BLOCK_S, max(seconds / 4, LEAST_BLOCK_S)))
+    return FirstRunPlan(
+        lock_hz, seconds, min(REHEARSAL.block_s, max(seconds / 4, REHEARSAL.least_block_s))
+    )
 
 
 def describe_look(look: CardLookOver) -> list[str]:
@@ -269,7 +268,7 @@ def _read_sample(
         memory_hz=now.memory_hz,
         busy=now.busy,
         limit_w=math.nan if limit_w is None else limit_w,
-        is_settled=reading >= SETTLE_READINGS,
+        is_settled=reading >= REHEARSAL.settle_readings,
     )
 
 

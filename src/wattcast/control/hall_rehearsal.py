@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from wattcast.control.rehearsal_coefficients import REHEARSAL
 from wattcast.control.site_budget import (
     SiteCoordinator,
     SiteGpu,
@@ -45,14 +46,10 @@ from wattcast.timeseries.hall_statistics import window_means_w
 from wattcast.timeseries.node_power import wall_power_w
 
 EVENTS = ("breaker", "daemon", "cap", "restore")
-LEAST_EVENT_S = 120  # of the span for each event
-BEGIN_SHARE = 0.3  # of an event's part of the span, before it begins
-END_SHARE = 0.7  # likewise, when it ends
-SAFE_PART = 1.5  # equal shares of the budget over safe ones
-CAP_SHARE = 0.85  # of the budget, that a cap leaves where nobody says how much
-BURST_S = 60  # over which the steepest rise is looked for
+LEAST_EVENT_S = round(REHEARSAL.event_least_s)
+BURST_S = round(REHEARSAL.burst_s)
 CARD_RAMP_W_PER_S = SitePlan.ramp_w_per_s
-ALLOWED_S = 1  # that a limit may be passed in a row
+ALLOWED_S = round(REHEARSAL.allowed_s)
 
 
 @dataclass(frozen=True)
@@ -139,7 +136,7 @@ def list_rack_supplies(hall: CombinedHall, budget_w: float) -> list[RackSupply]:
             cards = group.group.gpus_per_rack
             ends.append((f"{group.group.name}/{rack}", row, cards, idle_w, most_w))
     total_w = sum(most_w for *_, most_w in ends)
-    share = min(budget_w / SAFE_PART / total_w, 1.0)
+    share = min(budget_w / REHEARSAL.safe_part / total_w, 1.0)
     return [
         RackSupply(
             name,
@@ -186,8 +183,8 @@ def plan_events(
     planned = []
     for place, name in enumerate(names):
         start = place * part
-        begin = start + round(BEGIN_SHARE * part)
-        end = start + round(END_SHARE * part)
+        begin = start + round(REHEARSAL.event_begin * part)
+        end = start + round(REHEARSAL.event_end * part)
         if name == "cap":
             begin = start + _find_burst(demand_w[:, start:end].sum(axis=0))
         planned.append(
@@ -345,7 +342,7 @@ def rehearse_hall(
     if budget_w is None:
         expected = "a budget (--site-power), or a limit of the hall in its file (limits: hall)"
         raise bad_value("hall", expected, "neither")
-    cap_w = CAP_SHARE * budget_w if cap_w is None else cap_w
+    cap_w = REHEARSAL.cap_share * budget_w if cap_w is None else cap_w
     if not 0 < cap_w < budget_w:
         raise bad_value(
             "--event-cap", f"less than the budget of {units.show(budget_w, 'W')}", cap_w

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from wattcast.control.clock_forecast import build_predicted_plant
 from wattcast.control.plants import KnobRole, PlantTables
+from wattcast.control.rehearsal_coefficients import REHEARSAL
 from wattcast.core import units
 from wattcast.core.arrays import Array
 from wattcast.hardware import Gpu
@@ -36,7 +37,7 @@ PROFILE_BOUNDS = {
     "llm-training": 0.0,
 }
 LIMIT_STEPS = 25  # of the power limit, from half of it to all
-FLOOR_SHARE = 0.5  # of the power limit, that power smoothing keeps as a floor
+FLOOR_SHARE = REHEARSAL.smoothing_floor
 ROLES = {
     "core clock": (KnobRole.CORE_CLOCK,),
     "memory clock": (KnobRole.MEMORY_CLOCK,),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from wattcast.control.rehearsal_coefficients import REHEARSAL
 from wattcast.hardware import Gpu
 from wattcast.serving.arrivals import draw_trace
 from wattcast.serving.engine_simulator import EngineReplica
@@ -20,9 +21,9 @@ from wattcast.workload.model_options import ModelOptions, SoftwareStack
 
 MINUTE_S = 60.0
 MOST_REPLICAS = 4096
-LONGEST_CONTEXT = 16384
-LEAST_PER_S = 0.1  # requests; a replica with fewer is taken to have so many
-STEP_PER_S = 1.1  # requests per second are rounded to powers of this, so that answers are kept
+LONGEST_CONTEXT = REHEARSAL.planner_context
+LEAST_PER_S = REHEARSAL.planner_least_per_s
+STEP_PER_S = REHEARSAL.planner_step
 
 
 @dataclass(frozen=True)

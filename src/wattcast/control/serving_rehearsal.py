@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from wattcast.control.rehearsal_coefficients import REHEARSAL
 from wattcast.control.serving_control import (
     READING_INTERVAL_S,
     EngineReading,
@@ -287,7 +288,7 @@ def rehearse_site_serving(
     demand_w = np.repeat(
         np.stack([day.power_w[:seconds] for day in days]), int(READING_INTERVAL_S), axis=1
     )
-    safe_w = min(budget_w / len(traces) / 1.5, limit_w)
+    safe_w = min(budget_w / len(traces) / REHEARSAL.safe_part, limit_w)
     gpus = tuple(SiteGpu(f"gpu{i}", safe_w, limit_w) for i in range(len(traces)))
     drawn_w, served = rehearse_site(SitePlan(budget_w, gpus), demand_w)
     return {

@@ -21,6 +21,7 @@ from wattcast.explore.explorations import (
 from wattcast.explore.fleet import FleetAssignment
 from wattcast.explore.study import Columns, tabulate_points
 from wattcast.explore.sweep import SweepResult
+from wattcast.hardware.card_coefficients import CARDS
 from wattcast.report import figure_style
 from wattcast.report.figure_style import (
     SERIES_COLOURS,
@@ -35,7 +36,6 @@ from wattcast.workload.readers.load_workload import Workload
 MOST_LINES = 8
 MOST_CELLS = 250_000  # of a heat map
 CLOCK_STEPS = 60.0  # steps of a GPU's curve over its clocks
-_LEAST_CLOCK_SHARE = 0.3  # of the highest clock, where the lowest is not known
 _IDLE_COLOUR = "#DDDDDD"
 
 
@@ -183,7 +183,7 @@ def draw_gpus(
     has_several_gpus = False
     for chip in chips[:MOST_LINES]:
         high_hz = float(chip.clocks.max_hz)
-        low_hz = float(chip.clocks.min_hz or _LEAST_CLOCK_SHARE * chip.clocks.max_hz)
+        low_hz = float(chip.clocks.min_hz or CARDS.lowest_clock * chip.clocks.max_hz)
         step_hz = max((high_hz - low_hz) / CLOCK_STEPS, 1.0)
         words = [f"clock={low_hz!r}Hz:{high_hz!r}Hz:{step_hz!r}Hz"]
         study = build_study(workload, chip, words, **options)

@@ -33,6 +33,7 @@ from wattcast.core.arrays import (
 )
 from wattcast.core.errors import MissingSpecification
 from wattcast.core.strict_files import PublishedClaim
+from wattcast.hardware.card_coefficients import CARDS
 
 
 class Fabric(StrEnum):
@@ -129,8 +130,8 @@ class ClockRange:
 
     @property
     def lowest_hz(self) -> Sweepable:
-        """The lowest clock; 0.3 of the highest is taken where it is not published."""
-        return 0.3 * self.max_hz if self.min_hz is None else self.min_hz
+        """The lowest clock; a share of the highest where it is not published."""
+        return CARDS.lowest_clock * self.max_hz if self.min_hz is None else self.min_hz
 
     def snap_to_steps(self, clock_hz: Array) -> Array:
         """Return the clocks nearest to ``clock_hz`` that a driver sets, where their step is
@@ -296,7 +297,7 @@ def list_published_numbers(gpu: Gpu) -> list[dict[str, Any]]:
     return rows
 
 
-DEFAULT_TEMPERATURE_C = 45.0  # a data-centre card in light use; heavier use runs warmer
+DEFAULT_TEMPERATURE_C = CARDS.usual_temperature_c
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from wattcast.core.strict_files import (
     decode_yaml,
     read_bytes,
 )
+from wattcast.hardware.card_coefficients import CARDS
 
 MAX_SYSTEM_FILE_BYTE = 1 << 16
 MOST_DEVICES = 100_000
@@ -65,17 +66,16 @@ class _SystemFile(msgspec.Struct, forbid_unknown_fields=True):
 
 # What is taken where a system's file says "unknown", as the reasons in the files say.
 _TAKEN: dict[str, float] = {
-    "inlet_limit": 30.0,
-    "dpu_count": 1,
-    "drive_count": 8,
+    "inlet_limit": CARDS.inlet_limit_c,
+    "dpu_count": CARDS.node_dpus,
+    "drive_count": CARDS.node_drives,
 }
 _TAKEN_OF_RACK = {
-    "dpu_count": 27,
-    "drive_count": 72,
-    "supply_count": 48,
-    "supply_rating": 5500.0,
+    "dpu_count": CARDS.rack_dpus,
+    "drive_count": CARDS.rack_drives,
+    "supply_count": CARDS.rack_supplies,
+    "supply_rating": CARDS.rack_supply_w,
 }
-_RACK_GPUS = 32  # a system of more GPUs is a rack
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def parse_system(
     file = decode_yaml(data, _SystemFile, where)
     reader = _SystemReader(file, where)
     gpu_count = reader.read_count("gpu_count", least=1)
-    if gpu_count >= _RACK_GPUS:
+    if gpu_count >= CARDS.rack_gpus:
         reader.taken = {**_TAKEN, **_TAKEN_OF_RACK}
     cooling = reader.read("cooling")
     if cooling not in COOLINGS:

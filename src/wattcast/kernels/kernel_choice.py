@@ -32,7 +32,6 @@ from wattcast.core.tree_ensemble import NodeIndex, TreeWalk
 from wattcast.kernels.kernel_labels import (
     KERNEL_KINDS,
     NOT_RUN,
-    STANDARD_SIDE,
     TILES,
     KernelLabel,
     KernelsRun,
@@ -59,16 +58,16 @@ class KernelChoiceCoefficients(Coefficients):
     little_vector_work: float  # in multiplications
     vote_share: float  # of the trees against the score, where there are any
     sharpness: float  # exponent of likelihoods where kernels differ in kind
+    step_k: float  # elements of K in a step
+    flop_per_cycle: float  # of an SM of the chip that terms are computed for
+    most_log_taps: float  # log2 of the taps that Hopper's kernels walk over
+    most_picks: int  # kernels that a prediction is averaged over
 
 
 CHOICE = load_coefficients("kernel_choice", KernelChoiceCoefficients)
 
 ProductSizes = tuple[Array, Array, Array, Array]  # b, m, n and k, each ``(row,)``
-STEP_K = 64.0  # elements of K in a step
 TF32_CODE = 3.0  # of the format, among the columns that choosers see
-_FLOP_PER_CYCLE = 4096.0  # of an SM of the chip that terms are computed for: a Hopper in half
-_MOST_LOG_TAPS = 5.0  # log2 of the taps of a filter that Hopper's kernels walk over
-_MOST_PICKS = 8
 # Products whose candidates' terms stay in a cache, and in memory
 _CACHED_PRODUCTS = 128
 _MOST_PRODUCTS = 8192
@@ -147,8 +146,8 @@ def _tile_products(
     # What a tile costs, ``(candidate,)``
     area = tile_n * tile_m
     slots = tiles_per_sm(kind == "hopper", area)
-    fed_flop_per_cycle = _FLOP_PER_CYCLE * feed_share(area / STANDARD_SIDE**2)
-    step_cycles = np.maximum(2.0 * area * STEP_K / fed_flop_per_cycle, TILES.step_cycles)
+    fed_flop_per_cycle = CHOICE.flop_per_cycle * feed_share(area / TILES.standard_side**2)
+    step_cycles = np.maximum(2.0 * area * CHOICE.step_k / fed_flop_per_cycle, TILES.step_cycles)
 
     # Tiles and waves, ``(row, candidate)``
     across = np.ceil(n / tile_n)
@@ -161,7 +160,7 @@ def _tile_products(
         covered_m=down * tile_m,
         tiles=tiles,
         waves=waves,
-        compute_cycles=np.ceil(waves) * np.ceil(k / STEP_K / parts) * (slots * step_cycles),
+        compute_cycles=np.ceil(waves) * np.ceil(k / CHOICE.step_k / parts) * (slots * step_cycles),
         load_cycles=tiles * ((tile_n + tile_m) / CHOICE.loads_per_cycle) * k,
     )
 
@@ -344,7 +343,7 @@ def impossible_candidates(
         is_slow = is_slow | is_large | ((m > 1.0) & is_tf32)
     impossible = (kind == "vector") & is_slow[:, np.newaxis]
     if "log_rs" in columns:
-        has_many_taps = columns["log_rs"] > _MOST_LOG_TAPS
+        has_many_taps = columns["log_rs"] > CHOICE.most_log_taps
         impossible |= (kind == "hopper") & has_many_taps[:, np.newaxis]
     return np.asarray(impossible)
 
@@ -451,7 +450,7 @@ def _pick_fitted(
         return rows, chooser.picks(best, np.ones((len(rows), 1)))
 
     # Where kinds differ by factors of time, the less likely ones count as well.
-    best = np.argsort(-score, axis=1, kind="stable")[:, :_MOST_PICKS]
+    best = np.argsort(-score, axis=1, kind="stable")[:, : CHOICE.most_picks]
     best_score = np.take_along_axis(score, best, axis=1)
     share = np.exp(CHOICE.sharpness * (best_score - best_score[:, :1]))
     return rows, chooser.picks(best, share / share.sum(axis=1, keepdims=True))

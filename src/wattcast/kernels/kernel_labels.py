@@ -43,6 +43,22 @@ class TileCoefficients(Coefficients):
     large_tiles: float  # exponent of the area by which large tiles seem faster before Hopper
     large_cuda_tiles: float  # the same on CUDA cores
     shared_crossings: float  # of a loaded byte, for each 64 rows of the longer side of a tile
+    slim_tokens: float  # up to which Hopper products have corrections of their own
+    largest_ampere_area: float  # outputs of the largest tile that registers hold
+    slim_side: int  # below which tiles exist for a few tokens only
+    vector_outputs: float  # of a block of kernels without a tile
+    vector_step: float  # elements of K that such a block loads at a time
+    cuda_thread_area: float  # of a tile over the standard one, whose threads compute 8 x 8
+    cluster_loads: float  # share of a tile's loads in a Hopper cluster of two
+    sides_n: tuple[float, ...]  # sides along outputs of the tiles that a library has
+    sides_m: tuple[float, ...]  # sides along tokens of the same tiles
+    splits: tuple[float, ...]  # parts of K that are tried
+    slot_areas: tuple[float, ...]  # outputs of a tile below which an SM holds more of them
+    tiles_of_area: tuple[float, ...]  # that an SM holds, by slot_areas
+    vector_slots: float  # blocks without a tile that an SM holds
+    standard_side: float  # of a tile that feeds the tensor cores of an SM
+    odd_image_channels: int  # input times output, from which odd images are turned
+    most_parts: float  # bytes of sums for each image, over the images
 
 
 TILES = load_coefficients("product_tiles", TileCoefficients)
@@ -51,12 +67,6 @@ KERNEL_KINDS = ("hopper", "ampere", "turing", "wmma", "direct", "simt", "plain",
 HOPPER_KIND = KERNEL_KINDS.index("hopper")
 SIMT_KIND = KERNEL_KINDS.index("simt")
 VECTOR_KIND = KERNEL_KINDS.index("vector")
-STANDARD_SIDE = 128.0  # of a tile that feeds the tensor cores of an SM
-# Blocks of kernels before Hopper that registers and shared memory of an SM hold, by the elements of
-# their tile: fewer than 2,048, 4,096, ...
-_AREAS = np.array([2048.0, 4096.0, 8192.0, 32768.0])
-_SLOTS_BY_AREA = np.array([12.0, 9.0, 4.0, 2.0, 1.0])
-_VECTOR_SLOTS = 16.0
 
 
 class KernelLabel(NamedTuple):
@@ -105,8 +115,10 @@ def tile_constants(
     """Return the fields of ``TileConstants``, ``(field, ...)``."""
     step_byte, blocks, fewest, cuda, exponent, crossings = kind_columns()[:, kind]
     area = tile_n * tile_m
-    slots = np.where(kind == VECTOR_KIND, _VECTOR_SLOTS, tiles_per_sm(kind == HOPPER_KIND, area))
-    feed = (STANDARD_SIDE**2 / area) ** exponent
+    slots = np.where(
+        kind == VECTOR_KIND, TILES.vector_slots, tiles_per_sm(kind == HOPPER_KIND, area)
+    )
+    feed = (TILES.standard_side**2 / area) ** exponent
     # A byte is written once; then each warpgroup of 64 rows reads its own rows and most of the
     # columns of the tile.
     groups = np.maximum(tile_n, tile_m) / 64.0
@@ -116,7 +128,8 @@ def tile_constants(
 
 def tiles_per_sm(is_hopper: Mask, area: Array) -> Array:
     """Return the tiles an SM works on at a time: one of Hopper's, more of small ones before."""
-    return np.where(is_hopper, 1.0, _SLOTS_BY_AREA[np.searchsorted(_AREAS, area, side="right")])
+    place = np.searchsorted(TILES.slot_areas, area, side="right")
+    return np.where(is_hopper, 1.0, np.array(TILES.tiles_of_area)[place])
 
 
 def feed_share(area: Array) -> Array:

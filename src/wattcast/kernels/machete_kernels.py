@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from wattcast.coefficients import Coefficients, load_coefficients
@@ -23,18 +21,11 @@ class MacheteCoefficients(Coefficients):
     even_tokens: float  # of a product whose arithmetic takes half of its energy
     shared_waves: float  # of tiles, from which SMs no longer share out the steps of all tiles
     full_wave: float  # share of SMs with a tile in the last wave, from which they do not share
+    least_steps: float  # along k that a block takes where steps are shared out
 
 
 MACHETE_FAMILY = "weight_only.machete"
 MACHETE = load_coefficients("machete", MacheteCoefficients)
-LEAST_STEPS = 8.0  # along k that a block takes where steps are shared out (CUTLASS, stream-K)
-
-
-class MacheteTile(NamedTuple):
-    """The sides of a tile."""
-
-    tokens: float
-    outputs: float
 
 
 def runs_machete(chip: ReferenceChip) -> bool:
@@ -51,44 +42,6 @@ def shares_steps(tiles: float, sm_count: float) -> bool:
     """
     waves = tiles / sm_count
     return waves < MACHETE.shared_waves and not waves % 1.0 >= MACHETE.full_wave
-
-
-def choose_machete_tile(
-    m: int,
-    n: int,
-    k: int,
-) -> MacheteTile:
-    """Return the tile that vLLM chooses by size (``csrc/quantization/machete/generate.py``).
-
-    Between 33 and 64 tokens small weights get tiles of 16 tokens, so that each weight is widened
-    three or four times. The bounds of 4069 are vLLM's own.
-    """
-    if m > 256:
-        return MacheteTile(128.0 if k <= 16384 and n <= 4096 else 256.0, 128.0)
-    if m > 128:
-        if k <= 4096 and n <= 4096:
-            return MacheteTile(64.0, 128.0)
-        return MacheteTile(128.0 if k <= 8192 and n <= 8192 else 256.0, 128.0)
-    if m > 64:
-        if k <= 4069 and n <= 8192:
-            return MacheteTile(32.0 if n <= 4069 else 64.0, 128.0)
-        return MacheteTile(128.0, 256.0 if k >= 8192 and n >= 12288 else 128.0)
-    return _choose_small_tile(m, n, k)
-
-
-def _choose_small_tile(
-    m: int,
-    n: int,
-    k: int,
-) -> MacheteTile:
-    """Return the tile of at most 64 tokens."""
-    if m > 32:
-        if k <= 6144 and n <= 6144:
-            return MacheteTile(16.0, 128.0)
-        return MacheteTile(64.0, 256.0 if k >= 16384 and n >= 12288 else 128.0)
-    if m > 16:
-        return MacheteTile(32.0, 128.0 if k <= 12288 and n <= 8192 else 256.0)
-    return MacheteTile(16.0, 256.0 if n >= 26624 else 128.0)
 
 
 def machete_energy(work: KernelWork) -> Array:

@@ -17,9 +17,11 @@ HEAD = """# Coefficients
 Every number of a prediction that is neither physics nor published by a vendor, and that does not
 come from a card's own bundle: its value, where it comes from and what speaks for it. *Fitted* means
 by least squares or the like to the rows that are named, *chosen* by a person who looked at the
-evidence, *convention* an agreement that no measurement could prove wrong. The last column names a
-test of what the coefficient means: it fails when the number changes by a third. How many were seen
-to is said by `python -m wattcast.lab.validate.coefficient_trials --summary`.
+evidence, *library* read from the source or the kernels of the library that is named (another
+version may differ), *convention* an agreement that no measurement could prove wrong. The last
+column names a test of what the coefficient means: it fails when the number changes by a third.
+`python -m wattcast.lab.validate.coefficient_trials --summary` says how many were tried, and which
+of them no test notices.
 
 `python -m wattcast.lab.coefficient_page docs/coefficients.md` writes this page from
 `src/wattcast/coefficients/`.

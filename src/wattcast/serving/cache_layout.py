@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from wattcast.serving.step_coefficients import STEPS
 from wattcast.workload.build_model import trace_pass
 from wattcast.workload.model_catalogue import ModelSpec
 from wattcast.workload.model_options import (
@@ -31,9 +32,7 @@ from wattcast.workload.model_options import (
 )
 
 _FEW_TOKENS = 16  # fewer than any window
-_PADDED_LAYERS = 1.5  # times the least number of layers, below which groups are padded to the most
 _LONGEST_WINDOW = 1 << 18
-_MAMBA_CHUNK = 2048  # what vLLM takes for the first Mamba, whose scan has none
 
 
 class CacheKind(StrEnum):
@@ -221,7 +220,7 @@ def _choose_group_size(layers: Sequence[int]) -> int:
     """
     least = min(layers)
     most = max(layers)
-    return most if most < _PADDED_LAYERS * least else least
+    return most if most < STEPS.padded_layers * least else least
 
 
 def has_mixed_caches(model: ModelSpec) -> bool:
@@ -268,7 +267,7 @@ def _find_chunk(model: ModelSpec) -> int:
     groups = getattr(model.dims, "layer_groups", ())
     rules = {group.mixer.split()[-1] for group in groups} - {"attention", "none"}
     if rules == {"mamba"}:
-        return _MAMBA_CHUNK
+        return STEPS.mamba_chunk
     return int(model.dims.state.chunk) if rules == {"mamba2"} else 0
 
 

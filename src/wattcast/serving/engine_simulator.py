@@ -43,6 +43,7 @@ from wattcast.core.arrays import Array
 from wattcast.serving.governed_steps import govern_steps
 from wattcast.serving.prefix_cache import PrefixCache, SharedPath
 from wattcast.serving.request_plan import EngineSettings, RequestPlan
+from wattcast.serving.step_coefficients import STEPS
 from wattcast.serving.step_costs import StepCosts, StepShape
 
 SEGMENT_COLUMNS = (
@@ -53,7 +54,6 @@ SEGMENT_COLUMNS = (
 )
 _pack_segment = struct.Struct(f"{len(SEGMENT_COLUMNS)}d").pack  # twice as fast as array.extend
 _LAUNCHES = 4096  # launch times that are drawn; then the same ones come again
-_WAITING_WEIGHT = 4  # requests that decode, of which one that waits counts as many (vLLM's router)
 
 
 @dataclass(frozen=True)
@@ -326,7 +326,7 @@ class EngineReplica:
         decode.
         """
         without_prompt = len(self._arriving) + len(self._waiting) + len(self._prompts)
-        return _WAITING_WEIGHT * without_prompt + len(self._running)
+        return STEPS.waiting_weight * without_prompt + len(self._running)
 
     # Requests come in
 

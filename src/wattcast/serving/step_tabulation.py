@@ -25,6 +25,7 @@ import numpy as np
 from wattcast.core.arrays import Array
 from wattcast.core.errors import WattcastError, bad_value
 from wattcast.hardware import Gpu
+from wattcast.hardware.card_coefficients import CARDS
 from wattcast.kernels import LibraryStyle
 from wattcast.options.setting_options import SettingOptions
 from wattcast.predictor.bundle import bundle_for
@@ -43,6 +44,7 @@ from wattcast.serving.cache_layout import (
     keeps_prefixes,
     measure_layer_caches,
 )
+from wattcast.serving.step_coefficients import STEPS
 from wattcast.serving.step_costs import StepCosts
 from wattcast.workload.build_model import build_graph, compute_footprint
 from wattcast.workload.engine_operators import (
@@ -66,12 +68,11 @@ from wattcast.workload.model_options import (
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Attention
 
-BLOCK_TOKENS = 16  # of the paged cache, as vLLM has it
-MEMORY_UTILISATION = 0.9  # share of the memory that an engine takes, as vLLM has it
+BLOCK_TOKENS = STEPS.block_tokens
+MEMORY_UTILISATION = STEPS.memory_utilisation
 
 # Shares of the top clock at which costs are tabulated.
 CLOCK_SHARES = (1.0, 0.92, 0.84, 0.76, 0.68, 0.6, 0.5, 0.35)
-_LEAST_CLOCK_SHARE = 0.3  # of the top clock, where the least clock of a GPU is not known
 
 # Sizes beyond the captured ones: both sides of where one more token starts another row of tiles.
 TOKEN_KNOTS = (
@@ -87,10 +88,10 @@ DECODE_KNOTS = (
 CONTEXT_KNOTS = (16, 256, 1024, 4096, 16384, 131072)
 PROMPT_KNOTS = (1, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
-CONTEXT_PARTS = 8  # groups into which the uneven contexts of a batch fall, as in measured kernels
-SHORT_CONTEXT = 64  # tokens: contexts up to here take one block of keys, whatever their spread
-PACKED_PROMPTS = 8  # prompts in the step from which the attention of a further one is taken
-EARLIER_TOKENS = 16384  # earlier tokens at which the slope of prompt attention over them is taken
+CONTEXT_PARTS = STEPS.context_parts
+SHORT_CONTEXT = STEPS.short_context
+PACKED_PROMPTS = STEPS.packed_prompts
+EARLIER_TOKENS = STEPS.earlier_tokens
 
 _NO_ATTENTION_LIMIT = 1 << 40  # tokens of a model that keeps no cache
 # Notes of a graph that hold for the largest step of one engine only.
@@ -240,7 +241,7 @@ def list_clocks(gpu: Gpu, clock_hz: float | None = None) -> Array:
     """
     top_hz = float(np.max(gpu.clocks.max_hz)) if clock_hz is None else clock_hz
     if gpu.clocks.min_hz is None:
-        least_hz = _LEAST_CLOCK_SHARE * top_hz
+        least_hz = CARDS.lowest_clock * top_hz
     else:
         least_hz = min(float(np.min(gpu.clocks.min_hz)), top_hz)
     return np.unique(np.maximum(top_hz * np.array(CLOCK_SHARES), least_hz))[::-1]

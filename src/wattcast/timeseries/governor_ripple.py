@@ -18,7 +18,6 @@ from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core.arrays import Array, Mask
 from wattcast.timeseries.power_curve import PowerCurve
 
-_AT_LIMIT = 0.99  # of the power that is held, above which the governor lowers the clock
 _SEED = 700
 
 
@@ -32,6 +31,7 @@ class RippleCoefficients(Coefficients):
     boosted_s: float  # how long
     pause_s: float  # the shortest pause that an overshoot follows
     pause_share: float  # of the power held, below which a card pauses
+    at_limit: float  # of the power that is held, above which the governor lowers the clock
 
 
 RIPPLE = load_coefficients("governor_ripple", RippleCoefficients)
@@ -54,7 +54,7 @@ def add_ripple(
         return curve
     whole_j = np.interp(edges_s, curve.moments_s, curve.joules.sum(axis=-1))
     watts = np.diff(whole_j) / lengths_s
-    is_held = watts >= _AT_LIMIT * held_w
+    is_held = watts >= RIPPLE.at_limit * held_w
     paused_s = _count_pause_s(lengths_s, watts <= RIPPLE.pause_share * held_w)
 
     random = np.random.default_rng(_SEED)

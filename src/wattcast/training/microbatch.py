@@ -51,9 +51,6 @@ from wattcast.workload.program import (
 )
 from wattcast.workload.symbolic_tensor import TapeEntry, Tensor
 
-SHORT_ROW = 256  # elements of a row, of which a generated kernel reduces several in a block
-FUSED_LOSS_CHUNKS = 8  # a fused loss holds the logits of an eighth of the tokens at a time
-
 
 @dataclass(frozen=True)
 class SectionWork:
@@ -503,7 +500,7 @@ def _section_bytes(section: ProgramSection, recipe: TrainingRecipe) -> _SectionM
         if key in written:
             product_byte += storage.byte
     if recipe.fused_loss and section.label == "head":
-        peak_byte = section.peak_byte // FUSED_LOSS_CHUNKS
+        peak_byte = section.peak_byte // TRAINING.loss_chunks
         return _SectionMemory(section.input_byte, section.input_byte, 0, peak_byte)
     return _SectionMemory(section.input_byte, saved_byte, product_byte, section.peak_byte)
 
@@ -676,7 +673,7 @@ def _as_generated(op: Operator, is_inside_layer: bool) -> Operator:
     It is bound by the bytes that it moves. Short rows share a block. Inside layers, rows that were
     picked sum their own gradients, without atomics.
     """
-    if isinstance(op, RowReduction) and op.dim <= SHORT_ROW:
+    if isinstance(op, RowReduction) and op.dim <= TRAINING.short_row:
         return Elementwise(
             "mul",
             op.rows * op.dim,

@@ -22,8 +22,9 @@ from wattcast.workload.operator_types import (
     Linear,
 )
 from wattcast.workload.program import optimiser_block
+from wattcast.workload.workload_coefficients import WORKLOADS
 
-NEWTON_SCHULZ = 5  # iterations of Muon
+NEWTON_SCHULZ = WORKLOADS.muon_iterations
 
 
 def optimiser_graph(

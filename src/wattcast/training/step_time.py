@@ -43,8 +43,6 @@ from wattcast.workload.operator_types import Collective
 
 # Before Hopper products come in waves, between which an exchange finds free SMs.
 _WAVE_ARCHITECTURES = ("volta", "ampere", "ada")
-_FORWARD_SHARE = 1.0 / 3.0  # of the host's time for a layer of experts; the backward pass has twice
-_GATHER_BESIDE = 0.5  # of the backward pass, beside which gathered weights travel
 
 
 @dataclass(frozen=True)
@@ -242,8 +240,8 @@ def _exposed_sync_s(
         gather_s = exchange("all_gather", recipe.dtype.byte)
     beside_s = stage.backward_s.max(axis=0)
     sync_exposed_s = overlapped_s(beside_s, sync_s) - beside_s
-    gathering_s = overlapped_s(_GATHER_BESIDE * beside_s, gather_s)
-    return np.asarray(sync_exposed_s + gathering_s - _GATHER_BESIDE * beside_s)
+    gathering_s = overlapped_s(TRAINING.gather_beside * beside_s, gather_s)
+    return np.asarray(sync_exposed_s + gathering_s - TRAINING.gather_beside * beside_s)
 
 
 def expected_straggle(gpus: int, spread: float) -> float:
@@ -425,8 +423,8 @@ class _SectionTimer:
         # the host waits for counts of tokens, so it is never ahead
         host_s = TRAINING.expert_host_s
         return (
-            np.maximum(total_forward_s, _FORWARD_SHARE * host_s),
-            np.maximum(total_backward_s, (1.0 - _FORWARD_SHARE) * host_s),
+            np.maximum(total_forward_s, TRAINING.forward_host * host_s),
+            np.maximum(total_backward_s, (1.0 - TRAINING.forward_host) * host_s),
         )
 
 

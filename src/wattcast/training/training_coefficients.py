@@ -28,6 +28,10 @@ class TrainingCoefficients(Coefficients):
     limit_delay: float  # of a job's time, for which a lower power limit is recommended at most
     node_spread: float  # of the time of exchanges inside a node, to either side
     cluster_spread: float  # of the time of exchanges between nodes, to either side
+    short_row: int  # elements up to which a generated kernel reduces several in a block
+    loss_chunks: int  # parts of the tokens whose logits a fused loss holds at a time
+    forward_host: float  # of the host's time for a layer of experts; the backward pass has the rest
+    gather_beside: float  # of the backward pass, beside which gathered weights travel
 
 
 TRAINING = load_coefficients("training", TrainingCoefficients)

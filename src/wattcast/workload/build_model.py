@@ -45,10 +45,11 @@ from wattcast.workload.program import (
     trace_program,
 )
 from wattcast.workload.weight_update import update_block
+from wattcast.workload.workload_coefficients import WORKLOADS
 
 # PyTorch's default cuBLAS workspace on Hopper, a handle and stream (CUBLAS_WORKSPACE_CONFIG,
 # PyTorch notes)
-WORKSPACE_BYTE = 32 * 2**20
+WORKSPACE_BYTE = round(WORKLOADS.workspace_byte)
 _LARGEST_BATCH = 1 << 20
 # A table of step costs takes a hundred graphs, of a dozen kB each. Kinds of GPU share them, so the
 # tables of several layouts must fit.

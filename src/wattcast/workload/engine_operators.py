@@ -22,10 +22,11 @@ from wattcast.workload.operator_base import (
     OperatorWork,
     register_operator,
 )
+from wattcast.workload.workload_coefficients import WORKLOADS
 
 # Steps of at most so many tokens replay CUDA graphs, in which a sequence may be split.
-GRAPH_TOKENS = 512
-GRAPH_SPLITS = 32
+GRAPH_TOKENS = WORKLOADS.graph_tokens
+GRAPH_SPLITS = WORKLOADS.graph_splits
 # Bits of a weight, without scales.
 WEIGHT_BIT = {
     "bf16": 16.0,
@@ -322,7 +323,7 @@ class WeightOnlyProduct(NarrowProduct):
 
 # The chance that a token visits an expert falls as 1 / rank^exponent. "power" stands for the "power
 # laws" of public tables: 0.55 gives the experts that get any token, as their times show.
-RANK_EXPONENTS = {"skewed": 1.0, "power": 0.55}
+RANK_EXPONENTS = {"skewed": WORKLOADS.skewed_exponent, "power": WORKLOADS.power_exponent}
 # Libraries other than vLLM's Triton kernels.
 EXPERT_LIBRARIES = ("marlin", "cutlass", "trtllm", "deepgemm", "oai")
 # vLLM's Triton kernels before 0.17, which chose tiles of 64 x 64 where none are tuned
@@ -457,7 +458,6 @@ _UNBOUNDED = 1e9
 _LARGEST_FACTOR = 1e8
 _BISECTIONS = 60
 _LEAST_VARIANCE = 1e-12
-_CERTAIN = 4.0  # standard deviations beyond which nothing is expected
 
 
 def _expected_further_blocks(
@@ -467,8 +467,8 @@ def _expected_further_blocks(
 ) -> float:
     """Return Σ_j P(n > j·block) over j from 1 of a normal n."""
     deviation = max(variance, _LEAST_VARIANCE) ** 0.5
-    certain = max(int((mean - _CERTAIN * deviation - 0.5) / block), 0)
-    uncertain = int(2.0 * _CERTAIN * deviation / block) + 2
+    certain = max(int((mean - WORKLOADS.certain_deviations * deviation - 0.5) / block), 0)
+    uncertain = int(2.0 * WORKLOADS.certain_deviations * deviation / block) + 2
     chances = 0.0
     for place in range(certain + 1, certain + uncertain + 1):
         excess = (place * block + 0.5 - mean) / (deviation * 2**0.5)

@@ -16,15 +16,15 @@ from wattcast.workload.operator_base import (
     OperatorWork,
     register_operator,
 )
+from wattcast.workload.workload_coefficients import WORKLOADS
 
 # How often logits in fp32 are written, and read again, by the way of sampling; otherwise the most.
 _SAMPLING_PASSES = {
-    "greedy": 2.0,
-    "random": 7.0,
-    "penalised": 9.0,
-    "sorted": 56.0,
+    "greedy": WORKLOADS.greedy_passes,
+    "random": WORKLOADS.random_passes,
+    "penalised": WORKLOADS.penalised_passes,
+    "sorted": WORKLOADS.sorted_passes,
 }
-_MOST_SAMPLING_PASSES = 20.0
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -232,7 +232,7 @@ class Sampling(RowKernel):
     @cached_property
     def work(self) -> OperatorWork:
         n = self.elements
-        passes = _SAMPLING_PASSES.get(self.mode, _MOST_SAMPLING_PASSES)
+        passes = _SAMPLING_PASSES.get(self.mode, WORKLOADS.top_passes)
         return OperatorWork(
             flop=4.0 * n,
             read_byte=n * (2.0 + 2.0 * passes),

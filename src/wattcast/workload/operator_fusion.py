@@ -22,14 +22,14 @@ from wattcast.workload.symbolic_tensor import (
     TapeEntry,
     Tensor,
 )
+from wattcast.workload.workload_coefficients import WORKLOADS
 
 _Group: TypeAlias = list[TapeEntry]
 _StorageId: TypeAlias = int
 _ReadersOf: TypeAlias = dict[_StorageId, set[int]]  # the entries that read a storage, by their id
 
 _ALONE = frozenset(["topk", "cumsum", "scatter_add", "pool_grad", "adamw"])
-# A tensor so many times smaller than another is kept for the backward pass.
-_SMALL = 64
+_SMALL = WORKLOADS.small_tensor
 # Functions that together are one that we know by name.
 _IDIOMS = (
     ({"silu", "mul"}, "silu_mul"),
@@ -39,8 +39,7 @@ _IDIOMS = (
     ({"neg", "cat", "mul"}, "rotary"),
 )
 _RMS_NORM_IDIOM = {"square", "mean", "rsqrt"}
-# How many operations a special function (an exponential, a reciprocal) counts as in a comparison.
-_FLOP_PER_SFU_OP = 4.0
+_FLOP_PER_SFU_OP = WORKLOADS.special_operations
 
 
 def fuse_entries(

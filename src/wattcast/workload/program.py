@@ -35,12 +35,12 @@ from wattcast.workload.symbolic_tensor import (
     add_into,
     fill,
 )
+from wattcast.workload.workload_coefficients import WORKLOADS
 
-# torch.optim's fused AdamW hands at most 320 chunks to one launch.
-_CHUNK = 65_536
-ADAMW_ELEMENTS_PER_LAUNCH = 320 * _CHUNK
+_CHUNK = WORKLOADS.chunk
+ADAMW_ELEMENTS_PER_LAUNCH = WORKLOADS.most_chunks * _CHUNK
 # Elements: tensors of parameters are whole vectors long, and so is a launch of several chunks.
-ADAMW_ALIGNMENT = 1024
+ADAMW_ALIGNMENT = WORKLOADS.parameter_alignment
 
 
 @dataclass(frozen=True)

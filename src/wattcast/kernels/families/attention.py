@@ -52,27 +52,27 @@ class AttentionCoefficients(Coefficients):
     flash_crossings: float  # times the above
     backward_crossings: float  # times the above
     pad_launches: float  # PyTorch's where a head's dimension is no multiple of eight
+    part_keys: float  # of a part of a cache at least, in cuDNN
+    uncut_keys: int  # up to which cuDNN cuts no cache
+    most_parts: float  # of a cache, in cuDNN
+    fewest_parts: float  # below which cuDNN cuts no cache
+    flash_most_parts: int  # of a cache, in FlashAttention
+    flash_full: float  # share of the slots with a tile, from which it cuts nothing
+    flash_near: float  # of the best filling, which is enough
+    flash_keys: tuple[float, float, float]  # of a block: heads up to 64, up to 128, wider
+    decode_queries: int  # up to which kernels split the cache, not the queries
+    decode_rows: float  # of queries that a block of decode is padded to
+    block_queries: float  # of a block of a prompt
+    block_keys: float  # that a block takes at a time
+    backward_launches: float  # cuDNN's kernels of a gradient
+    head_launches: float  # cuDNN's that add up heads which share keys
+    decode_slots: float  # blocks of decode that an SM holds, in cuDNN
+    flash_decode_slots: float  # the same in FlashAttention
 
 
 ATTENTION = load_coefficients("attention", AttentionCoefficients)
 
-# cuDNN's rule for parts of a cache
-_PART_KEYS = 128.0  # of a part at least
-_UNCUT_KEYS = 512
-_MOST_PARTS = 64.0
-_FEWEST_PARTS = 4.0
-# FlashAttention's (``num_splits_heuristic``)
-_FLASH_MOST_PARTS = 128
-_FLASH_FULL = 0.8  # share of the slots with a tile, from which it cuts nothing
-_FLASH_NEAR = 0.85  # of the best filling, which is enough
-
-_DECODE_QUERIES = 16  # up to here the kernels split the cache rather than the queries
-_DECODE_ROWS = 64.0  # of queries that a block of decode is padded to
-_BLOCK_QUERIES = 128.0
-_BLOCK_KEYS = 128.0
 _HALF_BYTE = 2  # of an element: the widest format of cuDNN and FlashAttention
-_BACKWARD_LAUNCHES = 4.0  # cuDNN's
-_HEAD_LAUNCHES = 2.0  # cuDNN's that add up heads which share keys
 
 
 def cudnn_parts(
@@ -87,12 +87,12 @@ def cudnn_parts(
     >>> cudnn_parts(128, 8192, 132), cudnn_parts(4, 512, 132)
     (1.0, 1.0)
     """
-    if keys <= _UNCUT_KEYS:
+    if keys <= ATTENTION.uncut_keys:
         return 1.0
-    by_length = power_of_two(keys / _PART_KEYS, _MOST_PARTS)
-    by_chip = power_of_two(2.0 * sm_count / blocks, _MOST_PARTS)
+    by_length = power_of_two(keys / ATTENTION.part_keys, ATTENTION.most_parts)
+    by_chip = power_of_two(2.0 * sm_count / blocks, ATTENTION.most_parts)
     parts = min(by_length, by_chip)
-    return parts if parts >= _FEWEST_PARTS else 1.0
+    return parts if parts >= ATTENTION.fewest_parts else 1.0
 
 
 @lru_cache(maxsize=4096)
@@ -109,8 +109,10 @@ def flash_parts(
     >>> flash_parts(512, 4096, 64, 132)
     1.0
     """
-    wide_keys = 128.0 if head_dim <= 128 else 64.0
-    block_keys = 256.0 if head_dim <= 64 else wide_keys
+    narrow_keys, usual_keys, wide_keys = ATTENTION.flash_keys
+    block_keys = narrow_keys if head_dim <= 64 else usual_keys
+    if head_dim > 128:
+        block_keys = wide_keys
     return float(fill_with_parts(blocks, ceil(keys / block_keys), 2.0 * sm_count))
 
 
@@ -125,13 +127,13 @@ def fill_with_parts(
     There are ``tiles`` on a chip with ``slots`` for tiles. Numbers of parts that do not shorten the
     longest one are passed over, unless ``any_number`` will do (version 3).
     """
-    if tiles >= _FLASH_FULL * slots:
+    if tiles >= ATTENTION.flash_full * slots:
         return 1
-    parts = np.arange(1, min(_FLASH_MOST_PARTS, int(slots), steps) + 1)
+    parts = np.arange(1, min(ATTENTION.flash_most_parts, int(slots), steps) + 1)
     waves = tiles * parts / slots
     shortens = any_number | (np.diff(np.ceil(steps / parts), prepend=np.inf) < 0)
     filling = np.where(shortens, waves / np.ceil(waves), 0.0)
-    return int(np.argmax(filling >= _FLASH_NEAR * filling.max())) + 1
+    return int(np.argmax(filling >= ATTENTION.flash_near * filling.max())) + 1
 
 
 class _Sizes(NamedTuple):
@@ -154,7 +156,7 @@ class _Sizes(NamedTuple):
 
     @property
     def is_decode(self) -> Mask:
-        return np.asarray(self.queries <= _DECODE_QUERIES)
+        return np.asarray(self.queries <= ATTENTION.decode_queries)
 
     @property
     def is_backward(self) -> Mask:
@@ -222,7 +224,7 @@ def attention_work(
         "causal": sizes.causal,
         "fill": wave_fill(blocks.units, reference.sm_count),
         "fill_2": wave_fill(blocks.units, 2.0 * reference.sm_count),
-        "pad_q": sizes.queries / (blocks.rows * _BLOCK_QUERIES),
+        "pad_q": sizes.queries / (blocks.rows * ATTENTION.block_queries),
         "flash": is_flash.astype(np.float64),
         "cold": is_cold.astype(np.float64),
         "cudnn": conditions.cudnn.astype(np.float64),
@@ -248,16 +250,18 @@ def _count_steps(
     is_cut = blocks.parts > 1
     products = sizes.batch * sizes.heads * sizes.queries * sizes.keys * sizes.visible_share
     product_dims = sizes.flop / np.maximum(2.0 * products, 1.0)
-    padded_queries = np.where(is_decode & (~is_flash | is_cut), _DECODE_ROWS, _BLOCK_QUERIES)
+    padded_queries = np.where(
+        is_decode & (~is_flash | is_cut), ATTENTION.decode_rows, ATTENTION.block_queries
+    )
     score_flop = 2.0 * (product_dims + _score_dims(sizes))
-    block_scores = padded_queries * blocks.keys * _BLOCK_KEYS * blocks.met_share
+    block_scores = padded_queries * blocks.keys * ATTENTION.block_keys * blocks.met_share
 
     # FlashAttention's blocks of decode are equally long, so that its last wave is whole
     rounds = np.maximum(blocks.units / (blocks.slots * reference.sm_count), 1.0)
     whole_rounds = np.where(is_decode & is_flash, np.ceil(rounds) / rounds, 1.0)
 
-    launches = np.where(sizes.is_backward, _BACKWARD_LAUNCHES, 1.0 + (is_decode & is_cut))
-    launches += sizes.is_backward * sizes.shares_keys * _HEAD_LAUNCHES
+    launches = np.where(sizes.is_backward, ATTENTION.backward_launches, 1.0 + (is_decode & is_cut))
+    launches += sizes.is_backward * sizes.shares_keys * ATTENTION.head_launches
     launches += sizes.is_padded * ATTENTION.pad_launches
     return {
         "units": blocks.units,
@@ -276,7 +280,7 @@ def _count_traffic(
     reference: ReferenceChip,
 ) -> dict[str, Array]:
     """Return the columns of bytes; prompts load keys for each block of queries."""
-    prompt_keys = blocks.units * blocks.keys * _BLOCK_KEYS * blocks.met_share
+    prompt_keys = blocks.units * blocks.keys * ATTENTION.block_keys * blocks.met_share
     prompt_byte = prompt_keys * 2.0 * sizes.head_dim * sizes.width + sizes.read_byte
     load_byte = np.where(sizes.is_decode, sizes.read_byte, prompt_byte)
     resident = resident_share(sizes.read_byte + sizes.write_byte, reference.l2_byte)
@@ -316,10 +320,10 @@ def _cut_blocks(
     """Return how attention is cut: a block for 128 queries of a head, in decode for a part."""
     is_decode = sizes.is_decode
     parts = _cut_caches(sizes, is_flash, sm_count)
-    rows = np.where(is_decode, 1.0, np.ceil(sizes.queries / _BLOCK_QUERIES))
+    rows = np.where(is_decode, 1.0, np.ceil(sizes.queries / ATTENTION.block_queries))
     heads = np.where(is_decode & sizes.is_half, sizes.kv_heads, sizes.heads)
     units = sizes.batch * heads * rows * parts
-    keys = np.ceil(sizes.keys / parts / _BLOCK_KEYS)
+    keys = np.ceil(sizes.keys / parts / ATTENTION.block_keys)
 
     # On a causal diagonal blocks of keys count whole, however many of their scores are hidden.
     shorter = np.minimum(rows, keys)
@@ -328,7 +332,8 @@ def _cut_blocks(
     has_diagonal = (sizes.causal > 0) & (rows > 1)
     met_share = np.where(has_diagonal, whole_share, sizes.visible_share)
 
-    slots = np.where(is_decode, np.where(is_flash, 2.0, 4.0), 1.0)
+    decode_slots = np.where(is_flash, ATTENTION.flash_decode_slots, ATTENTION.decode_slots)
+    slots = np.where(is_decode, decode_slots, 1.0)
     return _Blocks(
         parts,
         rows,

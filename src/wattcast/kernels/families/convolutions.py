@@ -70,16 +70,16 @@ class ConvolutionCoefficients(Coefficients):
     transform_start: float  # the same of a kernel that turns and pads a filter
     many_pixels: float  # beyond which few tiles of a filter's gradient share K
     split_blocks: float  # of an SM, that a split of K aims at before Hopper
+    turn_side: float  # of what a block of a layout kernel turns
+    tap_byte: float  # of a filter tap that an implicit product takes at a time
+    many_channels: int  # beyond which Hopper's kernels take twice as many
+    least_tap_channels: float  # that Hopper's kernels take at a time at least
 
 
 CONVOLUTIONS = load_coefficients("convolutions", ConvolutionCoefficients)
 
-_TURN_SIDE = 32.0  # of what a block of a layout kernel turns
 # Bytes of a filter tap that an implicit product takes at a time; twice as many of Hopper's for many
 # channels
-_TAP_BYTE = 64.0
-_MANY_CHANNELS = 32
-_LEAST_TAP_CHANNELS = 16.0
 _WHOLE_TAPS = np.array([kind in ("direct", "simt", "plain") for kind in KERNEL_KINDS])
 
 
@@ -186,10 +186,12 @@ def _count_work(
 
 def _pad_taps(shapes: ConvolutionShapes, picks: KernelPicks) -> Array:
     """Return K of each product, ``(row, pick)``; kernels that walk tap by tap pad its channels."""
-    has_many_channels = (shapes.product_c > _MANY_CHANNELS)[:, np.newaxis]
-    hopper_byte = np.where(has_many_channels, 2.0 * _TAP_BYTE, _TAP_BYTE)
-    tap_byte = np.where(picks.kind == HOPPER_KIND, hopper_byte, _TAP_BYTE)
-    tap_channels = np.maximum(tap_byte / shapes.width[:, np.newaxis], _LEAST_TAP_CHANNELS)
+    has_many_channels = (shapes.product_c > CONVOLUTIONS.many_channels)[:, np.newaxis]
+    hopper_byte = np.where(has_many_channels, 2.0 * CONVOLUTIONS.tap_byte, CONVOLUTIONS.tap_byte)
+    tap_byte = np.where(picks.kind == HOPPER_KIND, hopper_byte, CONVOLUTIONS.tap_byte)
+    tap_channels = np.maximum(
+        tap_byte / shapes.width[:, np.newaxis], CONVOLUTIONS.least_tap_channels
+    )
     channels = shapes.product_c[:, np.newaxis]
     padded_channels = np.ceil(channels / tap_channels) * tap_channels
     takes_whole_taps = _WHOLE_TAPS.take(picks.kind)
@@ -258,9 +260,9 @@ def _count_turned(
     channels: Array,
 ) -> Array:
     """Return the elements of the whole blocks that turn ``batch`` images."""
-    pixel_blocks = np.ceil(pixels / _TURN_SIDE)
-    channel_blocks = np.ceil(channels / _TURN_SIDE)
-    return np.asarray(batch * pixel_blocks * channel_blocks * _TURN_SIDE**2)
+    pixel_blocks = np.ceil(pixels / CONVOLUTIONS.turn_side)
+    channel_blocks = np.ceil(channels / CONVOLUTIONS.turn_side)
+    return np.asarray(batch * pixel_blocks * channel_blocks * CONVOLUTIONS.turn_side**2)
 
 
 def _name_depthwise(ops: Sequence[Conv2d], shapes: ConvolutionShapes) -> list[str]:

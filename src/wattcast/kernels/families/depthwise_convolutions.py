@@ -26,11 +26,23 @@ class DepthwiseCoefficients(Coefficients):
     plain_crossings: float  # how often a tap of a byte of the image crosses shared memory
     special_crossings: float  # the same of cuDNN's kernels
     tap_crossings: float  # the same of kernels that load every tap
+    wide_filter_taps: int  # beyond which an SM holds fewer blocks
+    wide_filter_slots: float  # blocks of such filters that an SM holds
+    special_slots: float  # blocks of cuDNN's kernels that an SM holds
+    plain_slots: float  # blocks of PyTorch's kernels that an SM holds
+    tap_slots: float  # blocks of kernels that load every tap
+    tile_width: float  # pixels of a tile of cuDNN's kernel in fp16, channels first
+    tile_height: float  # the same, down
+    block_tiles: float  # of a block of that kernel
+    tiled_slots: float  # blocks of that kernel that an SM holds
+    filter_warps: float  # of a block of a filter's gradient at most
+    few_images: int  # below which cuDNN's special kernel is not taken
+    direct_channels: int  # up to which filters of one tap run without a product
+    small_filter_taps: int  # up to which fp16 runs in tiles, channels first
 
 
 DEPTHWISE = load_coefficients("depthwise", DepthwiseCoefficients)
 
-_WIDE_FILTER_TAPS = 25  # beyond which an SM holds fewer blocks
 # One kernel, which loads every tap; it is slower in half precision, which it widens.
 _TAP_KERNELS = ("last.plain", "last.wide")
 
@@ -55,13 +67,13 @@ def depthwise_kind(op: Conv2d) -> str:
     if op.direction == "dgrad":
         return f"{layout}.back"
     if not op.channels_last:
-        is_small = op.r * op.s <= 9 and op.stride == 1
+        is_small = op.r * op.s <= DEPTHWISE.small_filter_taps and op.stride == 1
         return "first.tiled" if is_small and op.dtype is Dtype.FP16 else "first.plain"
-    if op.r * op.s == 1 and (op.stride > 1 or op.c <= 16):
+    if op.r * op.s == 1 and (op.stride > 1 or op.c <= DEPTHWISE.direct_channels):
         return "last.direct"
     if op.dtype.byte > 2:
         return "last.wide"
-    return "last.special" if op.n >= 8 and op.c % 4 == 0 else "last.plain"
+    return "last.special" if op.n >= DEPTHWISE.few_images and op.c % 4 == 0 else "last.plain"
 
 
 def depthwise_work(op: Conv2d, kind: str) -> DepthwiseWork:
@@ -71,8 +83,9 @@ def depthwise_work(op: Conv2d, kind: str) -> DepthwiseWork:
     image_byte, _, out_byte = op.tensors_byte
     work = _plain_work(op, taps)
     if kind == "first.tiled":
-        tiles = ceil(op.q / 40.0) * ceil(op.p / 10.0)
-        work = work._replace(units=op.n * op.c * tiles / 8.0, slots=4.0)
+        tiles = ceil(op.q / DEPTHWISE.tile_width) * ceil(op.p / DEPTHWISE.tile_height)
+        units = op.n * op.c * tiles / DEPTHWISE.block_tiles
+        work = work._replace(units=units, slots=DEPTHWISE.tiled_slots)
     elif kind == "first.back":
         work = work._replace(units=image_byte / width / DEPTHWISE.plain_elements)
     elif kind == "first.filter":
@@ -90,7 +103,7 @@ def depthwise_work(op: Conv2d, kind: str) -> DepthwiseWork:
     elif kind in _TAP_KERNELS:
         # A part of the taps of each result passes L2 again.
         work = work._replace(
-            slots=12.0,
+            slots=DEPTHWISE.tap_slots,
             shared_byte=DEPTHWISE.tap_crossings,
             reread_byte=taps / DEPTHWISE.taps_of_pass * out_byte,
         )
@@ -116,7 +129,7 @@ def _plain_work(op: Conv2d, taps: int) -> DepthwiseWork:
     return DepthwiseWork(
         units=out_byte / op.dtype.byte / DEPTHWISE.plain_elements,
         unit_flop=0.0,
-        slots=2.0,
+        slots=DEPTHWISE.plain_slots,
         steps=taps + DEPTHWISE.reduce_steps,
         shared_byte=DEPTHWISE.plain_crossings,
         reread_byte=0.0,
@@ -125,7 +138,8 @@ def _plain_work(op: Conv2d, taps: int) -> DepthwiseWork:
 
 
 def _wide_slots(taps: int) -> float:
-    return 2.0 if taps > _WIDE_FILTER_TAPS else 6.0
+    is_wide = taps > DEPTHWISE.wide_filter_taps
+    return DEPTHWISE.wide_filter_slots if is_wide else DEPTHWISE.special_slots
 
 
 def _filter_work(op: Conv2d, plain: DepthwiseWork) -> DepthwiseWork:
@@ -139,7 +153,7 @@ def _filter_work(op: Conv2d, plain: DepthwiseWork) -> DepthwiseWork:
     image_steps = ceil(op.p * op.q / 32.0) + DEPTHWISE.start_steps
     return plain._replace(
         units=float(op.groups * taps),
-        slots=min(64.0 / min(op.n, 8.0), 32.0),
-        steps=ceil(op.n / 8.0) * image_steps + DEPTHWISE.reduce_steps,
+        slots=min(64.0 / min(op.n, DEPTHWISE.filter_warps), 32.0),
+        steps=ceil(op.n / DEPTHWISE.filter_warps) * image_steps + DEPTHWISE.reduce_steps,
         reread_byte=(taps - 1.0) * (image_byte + out_byte),
     )

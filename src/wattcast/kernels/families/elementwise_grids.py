@@ -27,7 +27,7 @@ from wattcast.kernels.families.elementwise_sizes import (
     REDUCE,
     ElementwiseSizes,
 )
-from wattcast.kernels.families.special_grids import power_of_two
+from wattcast.kernels.families.special_grids import GRIDS, power_of_two
 from wattcast.kernels.kernel_table import (
     SM_THREADS,
     WORK,
@@ -36,12 +36,6 @@ from wattcast.kernels.kernel_table import (
 )
 
 ISSUE_PER_CYCLE = 128.0  # instructions of threads that an SM issues: four warps
-_MOST_BLOCKS = 16.0  # of an SM in flight: the chip starts small blocks no faster
-_CAT_BLOCKS = 528.0
-_CAT_THREADS = 512.0
-_GATHER_THREADS = 256.0
-_FEW_GATHER_THREADS = 128.0
-_REDUCE_THREADS = 512.0
 _VECTOR_BYTE = 16.0  # that a thread loads at once
 _SM_CYCLE = LaunchGrid._fields.index("sm_cycle")
 
@@ -77,7 +71,9 @@ def make_streaming_grids(
     return issue, grid
 
 
-_STREAMING_GRID = np.array(LaunchGrid(0.0, 0.0, _MOST_BLOCKS, once=True), dtype=np.float64)
+_STREAMING_GRID = np.array(
+    LaunchGrid(0.0, 0.0, ELEMENTWISE.most_blocks, once=True), dtype=np.float64
+)
 _STREAMING_GRID = _STREAMING_GRID[:, np.newaxis]
 
 
@@ -170,7 +166,7 @@ def _reduce_rows(sizes: _RowSizes, sm_count: float) -> LaunchGrid:
     return LaunchGrid(
         units,
         steps,
-        SM_THREADS / _REDUCE_THREADS,
+        SM_THREADS / GRIDS.reduce_threads,
         launches=1.0 + is_shared,
         sm_cycle=busy_cycles,
     )
@@ -179,9 +175,9 @@ def _reduce_rows(sizes: _RowSizes, sm_count: float) -> LaunchGrid:
 def _gather_rows(sizes: _RowSizes, sm_count: float) -> LaunchGrid:
     """Cut a gather of many rows into blocks of a row, a thread for 16 bytes of it."""
     chunks = ceil(sizes.columns * sizes.width / _VECTOR_BYTE)
-    units = sizes.rows * ceil(chunks / _GATHER_THREADS)
-    threads = min(ceil(chunks / 32.0) * 32.0, _GATHER_THREADS)
-    slots = min(SM_THREADS // threads, _MOST_BLOCKS)
+    units = sizes.rows * ceil(chunks / ELEMENTWISE.gather_threads)
+    threads = min(ceil(chunks / 32.0) * 32.0, ELEMENTWISE.gather_threads)
+    slots = min(SM_THREADS // threads, ELEMENTWISE.most_blocks)
     least_cycles = max(units / sm_count, 1.0) * WORK.block_cycles
     busy_cycles = max(sizes.busy_cycles(units, sm_count), least_cycles)
     steps = sizes.start_steps + sizes.first_load_steps
@@ -196,13 +192,13 @@ def _gather_rows(sizes: _RowSizes, sm_count: float) -> LaunchGrid:
 
 def _gather_few_rows(sizes: _RowSizes, sm_count: float) -> LaunchGrid:
     """Cut a gather of few rows by columns; each thread loops over the rows."""
-    units = ceil(sizes.columns / _FEW_GATHER_THREADS)
+    units = ceil(sizes.columns / ELEMENTWISE.few_gather_threads)
     steps = sizes.rows + sizes.start_steps + sizes.first_load_steps
     busy_cycles = sizes.busy_cycles(units, sm_count)
     return LaunchGrid(
         units,
         steps,
-        _MOST_BLOCKS,
+        ELEMENTWISE.most_blocks,
         sm_cycle=busy_cycles,
         once=True,
     )
@@ -210,12 +206,12 @@ def _gather_few_rows(sizes: _RowSizes, sm_count: float) -> LaunchGrid:
 
 def _concatenate(sizes: _RowSizes, sm_count: float) -> LaunchGrid:
     """Cut a concatenation into always as many blocks, whose threads take elements in turn."""
-    loops = max(sizes.n / (_CAT_BLOCKS * _CAT_THREADS), 1.0)
+    loops = max(sizes.n / (ELEMENTWISE.cat_blocks * GRIDS.cat_threads), 1.0)
     steps = loops + sizes.start_steps + sizes.missing
-    busy_cycles = sizes.busy_cycles(_CAT_BLOCKS, sm_count)
-    slots = SM_THREADS / _CAT_THREADS
+    busy_cycles = sizes.busy_cycles(ELEMENTWISE.cat_blocks, sm_count)
+    slots = SM_THREADS / GRIDS.cat_threads
     return LaunchGrid(
-        _CAT_BLOCKS,
+        ELEMENTWISE.cat_blocks,
         steps,
         slots,
         sm_cycle=busy_cycles,
@@ -244,19 +240,22 @@ def _reduction_blocks(
     a thread of such a block 256 values are cut into parts, as many as the SMs hold blocks, down to
     16 values a thread.
     """
-    vector = _VECTOR_BYTE / width if columns >= 128 else 1.0
-    threads_along = power_of_two(columns / vector, _REDUCE_THREADS)
+    vector = _VECTOR_BYTE / width if columns >= ELEMENTWISE.vector_columns else 1.0
+    threads_along = power_of_two(columns / vector, GRIDS.reduce_threads)
     block_rows = min(
-        power_of_two(rows, _REDUCE_THREADS), _REDUCE_THREADS / min(threads_along, 32.0)
+        power_of_two(rows, GRIDS.reduce_threads), GRIDS.reduce_threads / min(threads_along, 32.0)
     )
-    values = columns / min(threads_along, _REDUCE_THREADS / block_rows)
-    has_own_block = values >= 16.0 * block_rows or values >= 256.0
+    values = columns / min(threads_along, GRIDS.reduce_threads / block_rows)
+    has_own_block = values >= GRIDS.shared_row_values * block_rows or values >= GRIDS.shared_values
     if not has_own_block:
-        return ceil(rows / block_rows), ceil(values / 4.0), 1
+        return ceil(rows / block_rows), ceil(values / GRIDS.reduce_vector), 1
 
     values = values / block_rows
-    slots = sm_count * SM_THREADS / _REDUCE_THREADS
+    slots = sm_count * SM_THREADS / GRIDS.reduce_threads
     parts = 1
-    if values >= 256.0 and rows <= slots:
-        parts = max(min(ceil(slots / rows), ceil(values / 16.0)), ceil(values / 256.0))
-    return rows * parts, ceil(values / parts / 4.0), parts
+    if values >= GRIDS.shared_values and rows <= slots:
+        parts = max(
+            min(ceil(slots / rows), ceil(values / GRIDS.shared_row_values)),
+            ceil(values / GRIDS.shared_values),
+        )
+    return rows * parts, ceil(values / parts / GRIDS.reduce_vector), parts

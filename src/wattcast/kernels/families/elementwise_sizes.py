@@ -50,6 +50,13 @@ class ElementwiseCoefficients(Coefficients):
     sector_growth: float  # of this share with each doubling of a row beyond 32 elements
     usual_run: float  # of a turned operand that is not described: a head
     usual_columns: float  # of a row that is not described
+    most_blocks: float  # of an SM in flight
+    cat_blocks: float  # of a concatenation, whatever its size
+    gather_threads: float  # of a block of a gather at most
+    few_gather_threads: float  # of a block of a gather of few rows
+    vector_columns: float  # of a row from which a reduction loads several at once
+    few_rows: float  # up to which a gather loops over its rows
+    one_batch_rows: int  # of a cache up to which it is taken to be of one batch
 
 
 ELEMENTWISE = load_coefficients("elementwise", ElementwiseCoefficients)
@@ -67,9 +74,6 @@ KERNELS = (
     "reduce",
 )
 VECTOR, UNROLLED, COPY, INDEXED, TRANSPOSED, CAT, GATHER, FEW_GATHER, REDUCE = range(len(KERNELS))
-_FEW_ROWS = 16.0  # up to here a gather loops over its rows
-# Rows of a cache measured as of one batch: what is new lies together, however it was sliced.
-_ONE_BATCH = 64
 _INDEX_BYTE = 8.0
 _LAYOUT_CODE = {layout: float(code) for code, layout in enumerate(Layout)}
 _REDUCING = ("sum", "mean", "max", "topk", "pool", "cumsum")
@@ -148,7 +152,7 @@ def as_measured(ops: Sequence[Elementwise], conditions: ConditionColumns) -> Seq
         return ops
     measured = []
     for op, rows in zip(ops, conditions.rows.tolist(), strict=True):
-        is_one_batch = 0 < rows <= _ONE_BATCH
+        is_one_batch = 0 < rows <= ELEMENTWISE.one_batch_rows
         if is_one_batch and op.layout is Layout.STRIDED and appends_to_cache(op):
             op = replace(op, layout=Layout.CONTIGUOUS)
         measured.append(op)
@@ -190,7 +194,7 @@ def read_sizes(ops: Sequence[Elementwise], conditions: ConditionColumns) -> Elem
     is_whole = is_open & (is_one_row | (is_turned & (rows <= run)))
     kernel = np.where(is_whole, form.whole_kernel, form.kernel).astype(np.intp)
     kernel[is_open & is_turned & (run <= 1.0) & ~is_whole] = TRANSPOSED
-    kernel[is_gather & (rows <= _FEW_ROWS)] = FEW_GATHER
+    kernel[is_gather & (rows <= ELEMENTWISE.few_rows)] = FEW_GATHER
 
     # Operands are cold on purpose, or because they are a cache.
     is_cold = conditions.cold | _find_caches(ops) & ~conditions.warm

@@ -51,7 +51,6 @@ from wattcast.kernels.kernel_table import (
 from wattcast.workload.operator_base import Operator, index_words
 from wattcast.workload.operator_types import Bmm, Linear
 
-_SLIM_TOKENS = 16.0  # up to which a Hopper product is bound by its weights
 _SHAPE_FEATURES = (
     "linear",
     "straight",
@@ -337,7 +336,7 @@ def _name_families(
     forms = []
     for dtype in dtypes.values:
         forms += [(dtype, slim, fast) for slim in (False, True) for fast in (False, True)]
-    is_slim = shapes.m <= _SLIM_TOKENS
+    is_slim = shapes.m <= TILES.slim_tokens
     is_fast = (shapes.aligned > 0) & (reference.style is LibraryStyle.AMPERE)
     form_of_row = CodedColumn(forms, 4 * dtypes.place + 2 * is_slim + is_fast)
     return blend_families(_kernel_family, form_of_row, picks)

@@ -10,7 +10,7 @@ import numpy as np
 from wattcast.core import Dtype
 from wattcast.core.arrays import Array
 from wattcast.kernels.kernel_choice import TF32_CODE, ProductSizes
-from wattcast.kernels.kernel_labels import STANDARD_SIDE
+from wattcast.kernels.kernel_labels import TILES
 from wattcast.kernels.kernel_table import (
     Columns,
     ReferenceChip,
@@ -41,9 +41,6 @@ PRODUCT_CHOICE_COLUMNS = (
     "bias",
     "dtype",
 )
-_MANY_CHANNELS = 1 << 20  # input times output channels
-# Bytes of sums of a filter's gradient, one for each image, over those of what it is made from
-_MOST_PARTS = 2.7
 
 
 class ProductShapes(NamedTuple):
@@ -220,10 +217,10 @@ def is_point_convolution(op: Operator) -> bool:
         return False
     if op.channels_last or op.n == 1:
         return True
-    if op.h * op.w % 2 and op.c * op.k >= _MANY_CHANNELS:
+    if op.h * op.w % 2 and op.c * op.k >= TILES.odd_image_channels:
         return False  # images of odd size would be read an element at a time: cuDNN turns them
     # Sums for each image that outgrow the images: cuDNN turns these instead.
-    return op.direction != "wgrad" or 4.0 * op.n * op.k * op.c <= _MOST_PARTS * op.read_byte
+    return op.direction != "wgrad" or 4.0 * op.n * op.k * op.c <= TILES.most_parts * op.read_byte
 
 
 def _is_dense_point(op: Conv2d) -> bool:
@@ -259,7 +256,7 @@ def product_features(
 ) -> tuple[Columns, Columns, Columns]:
     """Return features of a shape for the learned residual: plain, in logs, and by alignment."""
     b, m, n, k = sizes
-    standard_tiles = b * np.ceil(n / STANDARD_SIDE) * np.ceil(m / STANDARD_SIDE)
+    standard_tiles = b * np.ceil(n / TILES.standard_side) * np.ceil(m / TILES.standard_side)
     rounds = tile["units"] / tile["slots"] / reference.sm_count
     standard_waves = standard_tiles / reference.sm_count
     log_rounds, log_standard_waves = np.log2(np.array([rounds, standard_waves]))

@@ -19,11 +19,10 @@ import numpy as np
 
 from wattcast.core.arrays import Array, Mask
 from wattcast.kernels.families.product_shapes import ProductShapes
-from wattcast.kernels.kernel_choice import STEP_K, ProductSizes
+from wattcast.kernels.kernel_choice import CHOICE, ProductSizes
 from wattcast.kernels.kernel_labels import (
     NOT_RUN,
     SIMT_KIND,
-    STANDARD_SIDE,
     TILES,
     VECTOR_KIND,
     KernelLabel,
@@ -39,27 +38,16 @@ from wattcast.kernels.kernel_table import (
     wave_fill,
 )
 
-# Sides of the tiles that cuBLAS's Hopper and Ampere kernels come in, along outputs and tokens.
-_SIDE_N = np.array(
-    [64, 128, 192, 256, 64, 128, 64, 128, 64, 64, 128, 256, 192, 128, 8, 16, 32, 32],
-    dtype=np.float64,
-)
-_SIDE_M = np.array(
-    [8, 8, 16, 16, 16, 32, 32, 64, 64, 128, 128, 128, 192, 256, 64, 64, 64, 32], dtype=np.float64
-)
-_SPLITS = np.array([1, 2, 4, 8, 16], dtype=np.float64)
+# Sides of the tiles that a library has, along outputs and tokens
+_SIDE_N = np.array(TILES.sides_n)
+_SIDE_M = np.array(TILES.sides_m)
+_SPLITS = np.array(TILES.splits)
 # Every tile that is tried: its sides and the parts of K, ``(tile,)``
 _TRIED_N = np.tile(_SIDE_N, len(_SPLITS))
 _TRIED_M = np.tile(_SIDE_M, len(_SPLITS))
 _TRIED_SPLIT = np.repeat(_SPLITS, len(_SIDE_N))
 # Blocks of a Hopper cluster of two share what L2 sends.
-_LOADS_OF_BLOCK = {LibraryStyle.HOPPER: 0.5, LibraryStyle.AMPERE: 1.0}
-_LARGEST_AMPERE_AREA = 256.0 * 128.0  # outputs of the largest tile that registers hold
-_SLIM_SIDE = 32  # sides below exist for a few tokens only
-# Outputs of a block of the kernels without a tile, and elements of K that it loads at a time
-_VECTOR_OUTPUTS = 8.0
-_VECTOR_STEP = 512.0
-_CUDA_THREAD_AREA = 0.25  # of a tile of 64 x 64 over 128 x 128, whose threads compute 8 x 8 results
+_LOADS_OF_BLOCK = {LibraryStyle.HOPPER: TILES.cluster_loads, LibraryStyle.AMPERE: 1.0}
 _FEED_EXPONENT_COLUMN = 4  # of ``kernel_kinds.csv``
 
 
@@ -142,7 +130,7 @@ def _count_tiles(
     tiles = b * np.ceil(n / tile_n) * np.ceil(m / tile_m)
     step = constants.step_byte / width
     if not constants.step_byte.all():
-        step = np.where(picks.kind == VECTOR_KIND, _VECTOR_STEP, step)
+        step = np.where(picks.kind == VECTOR_KIND, TILES.vector_step, step)
     parts = picks.split
     if not parts.all():
         filling = np.floor(reference.sm_count * constants.split_blocks / tiles)
@@ -191,13 +179,13 @@ def _without_tiles(
     """Put in what kernels without a tile do: a block takes some outputs of all rows."""
     b, m, n, k, width = products
     is_vector = picks.kind == VECTOR_KIND
-    units = np.where(is_vector, b * np.ceil(n / _VECTOR_OUTPUTS), tiled.units)
+    units = np.where(is_vector, b * np.ceil(n / TILES.vector_outputs), tiled.units)
     load_byte = np.where(is_vector, b * n * k * width, tiled.load_byte)
     crossings = TileConstants(*picks.constants).crossings
     return tiled._replace(
         units=units,
         fill=wave_fill(units, reference.sm_count),
-        unit_flop=np.where(is_vector, 2.0 * _VECTOR_OUTPUTS * m * k, tiled.unit_flop),
+        unit_flop=np.where(is_vector, 2.0 * TILES.vector_outputs * m * k, tiled.unit_flop),
         load_byte=load_byte,
         shared_byte=load_byte * crossings,
     )
@@ -288,10 +276,10 @@ def fastest_tile(
 
     # Compute: waves of tiles, each of so many steps
     tiles = b * np.ceil(n / _TRIED_N) * np.ceil(m / _TRIED_M)
-    steps = np.ceil(k / _TRIED_SPLIT / STEP_K)
+    steps = np.ceil(k / _TRIED_SPLIT / CHOICE.step_k)
     waves = np.ceil(tiles * _TRIED_SPLIT / reference.sm_count)
-    feed = _feed(area / STANDARD_SIDE**2, rules, reference)
-    step_cycles = 2.0 * area * STEP_K / (rate[:, np.newaxis] * feed)
+    feed = _feed(area / TILES.standard_side**2, rules, reference)
+    step_cycles = 2.0 * area * CHOICE.step_k / (rate[:, np.newaxis] * feed)
     compute_cycles = waves * steps * np.maximum(step_cycles, TILES.step_cycles)
 
     # Loads, and sums of a split, through L2
@@ -318,9 +306,9 @@ def _find_missing_tiles(
     never_splits = rules.whole[:, np.newaxis] | (steps < TILES.least_steps)
     is_missing = (_TRIED_SPLIT > 1) & never_splits
     if not is_hopper:
-        is_missing |= _TRIED_N * _TRIED_M > _LARGEST_AMPERE_AREA
+        is_missing |= TILES.largest_ampere_area < _TRIED_N * _TRIED_M
     has_slim = rules.slim[:, np.newaxis] & is_hopper
-    is_missing |= ~has_slim & (np.minimum(_TRIED_N, _TRIED_M) < _SLIM_SIDE)
+    is_missing |= ~has_slim & (np.minimum(_TRIED_N, _TRIED_M) < TILES.slim_side)
     return np.asarray(is_missing)
 
 
@@ -360,7 +348,7 @@ def _feed_cuda_cores(area: Array, reference: ReferenceChip) -> Array:
     """
     exponent = kind_columns()[_FEED_EXPONENT_COLUMN, SIMT_KIND]
     small_area = np.minimum(1.0, area)
-    large_threads = np.minimum(1.0, area / _CUDA_THREAD_AREA)
+    large_threads = np.minimum(1.0, area / TILES.cuda_thread_area)
     free = large_threads**exponent * small_area**TILES.large_cuda_tiles
     crowded = small_area**exponent
     share = _crowd_slots(reference)

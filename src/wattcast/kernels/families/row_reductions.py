@@ -79,20 +79,25 @@ class RowReductionCoefficients(Coefficients):
     scalar_passes: float  # of such a norm through L2
     l1_kept_byte: float  # of a row that L1 still holds whole when it is read again
     l1_spilling_byte: float  # by which a row must be longer for L1 to have lost all of it
+    warp_row: int  # longest that one warp takes in softmax
+    gradient_warp_row: int  # the same of a gradient or a fused cast
+    register_row: int  # longest that a block keeps in registers
+    block_threads: float  # of a block of softmax that takes a row
+    twice_elements: float  # a thread may hold for an SM to take two blocks
+    warp_block_threads: float  # of a block of warps that take a row each
+    scalar_threads: float  # of a block of a norm that loads single elements
+    gradient_rows: float  # that a block of the weights' gradient takes at a time
+    softmax_walks: float  # over the longest rows
+    log_gradient_passes: float  # over the operands of log-softmax's gradient
+    gradient_start_steps: float  # of a norm's gradient, before it loads
+    scalar_gradient_elements: float  # of a row for each step of a gradient that loads single ones
+    pair_row: int  # longest of which a warp takes two
+    register_steps: float  # for each element of a thread in registers
 
 
 ROWS = load_coefficients("row_reductions", RowReductionCoefficients)
 
-# Longest rows given to one warp; of a gradient or a fused cast
-_WARP_ROW = 2048
-_WARP_ROW_OF_GRADIENT = 1024
-_REGISTER_ROW = 9216  # longest row kept in registers
-_BLOCK = 1024.0
-_TWO_BLOCKS = 6.0  # elements a thread may hold for an SM to take two blocks
-_GRADIENT_ROWS = 32.0  # that a block of the weights' gradient takes at a time
-_SOFTMAX_WALKS = 3.0  # of the longest rows
-# Of log-softmax's two operands, the gradient is read for its sum and again for the result.
-_LOG_GRADIENT_PASSES = 3.0 / 2.0
+LANES = 32.0  # of a warp
 _KIND_CODES = {
     "softmax": 0.0,
     "layernorm": 1.0,
@@ -242,8 +247,8 @@ def _choose_kernels(form: _Form, dim: Array) -> npt.NDArray[np.str_]:
     if kind != "softmax":
         return np.where(dim % 4 == 0, "vector", "scalar")
     fuses_cast = out_dtype is not dtype and dtype is Dtype.FP16
-    longest = _WARP_ROW_OF_GRADIENT if is_backward or fuses_cast else _WARP_ROW
-    fits_registers = (dim <= _REGISTER_ROW) & (not fuses_cast) & (not is_backward)
+    longest = ROWS.gradient_warp_row if is_backward or fuses_cast else ROWS.warp_row
+    fits_registers = (dim <= ROWS.register_row) & (not fuses_cast) & (not is_backward)
     return np.where(dim <= longest, "warp", np.where(fits_registers, "block", "loop"))
 
 
@@ -319,14 +324,15 @@ class _Cut(NamedTuple):
 def _cut_softmax(alike: AlikeRows, byte: Array) -> _Cut:
     """Cut softmax: a warp takes a row or two and a block four warps, or a block takes a row."""
     if alike.kernel == "warp":
-        units = np.ceil(alike.rows / (4.0 * _rows_per_warp(alike.dim)))
-        return _Cut(units, SM_THREADS / 128.0, byte * 2.0)
-    slots = SM_THREADS / (128.0 if alike.backward else 1024.0)
+        units = np.ceil(alike.rows / (ROWS.warp_block_threads / LANES * _rows_per_warp(alike.dim)))
+        return _Cut(units, SM_THREADS / ROWS.warp_block_threads, byte * 2.0)
+    threads = ROWS.warp_block_threads if alike.backward else ROWS.block_threads
+    slots = SM_THREADS / threads
     passes = 1.0
     if alike.backward and alike.log:
-        passes = _LOG_GRADIENT_PASSES
+        passes = ROWS.log_gradient_passes
     elif alike.kernel == "loop" and not alike.backward:
-        passes = _SOFTMAX_WALKS
+        passes = ROWS.softmax_walks
     return _Cut(
         alike.rows,
         slots,
@@ -343,7 +349,7 @@ def _cut_norm(alike: AlikeRows, byte: Array) -> _Cut:
     """
     is_layer = alike.kind == "layernorm"
     reads = 2.0 if alike.backward else 1.0
-    slots = SM_THREADS / 128.0
+    slots = SM_THREADS / ROWS.warp_block_threads
     crossed_byte = byte * ROWS.norm_crossings
     if alike.kernel == "vector":
         # A long row of a layer norm is no longer in L1 when it is read again.
@@ -374,7 +380,7 @@ def _cut_norm(alike: AlikeRows, byte: Array) -> _Cut:
     passes = is_layer + ROWS.scalar_passes  # a layer norm loads weights too
     return _Cut(
         alike.rows,
-        SM_THREADS / 512.0,
+        SM_THREADS / ROWS.scalar_threads,
         crossed_byte,
         passes,
         1.0,
@@ -413,9 +419,9 @@ def _walk_softmax_gradient(
     missing: Array,
 ) -> RowWalk:
     if alike.kernel == "warp":
-        loads = np.maximum(_warp_places(alike.dim) / 32.0, 1.0)
+        loads = np.maximum(_warp_places(alike.dim) / LANES, 1.0)
     else:
-        loads = ROWS.gradient_steps + 2.0 * np.ceil(alike.dim / _BLOCK)
+        loads = ROWS.gradient_steps + 2.0 * np.ceil(alike.dim / ROWS.block_threads)
     steps = steps_with_misses(loads, ROWS.overlapping_misses * missing)
     return RowWalk(steps, ROWS.softmax_gradient_cycles * alike.elements / sm_count)
 
@@ -426,10 +432,12 @@ def _walk_norm_gradient(
     missing: Array,
 ) -> RowWalk:
     """Return the walk for the gradient of the input, and then for that of the weights."""
-    input_steps = 8.0 + np.ceil(alike.dim / (512.0 if alike.kernel == "vector" else 64.0))
+    is_vector = alike.kernel == "vector"
+    step_elements = ROWS.scalar_threads if is_vector else ROWS.scalar_gradient_elements
+    input_steps = ROWS.gradient_start_steps + np.ceil(alike.dim / step_elements)
     row_share = ROWS.rms_gradient_share if alike.kind == "rmsnorm" else 1.0
-    column_blocks = np.maximum(np.ceil(alike.dim / 32.0) / sm_count, 1.0)
-    weight_steps = np.ceil(alike.rows / _GRADIENT_ROWS) * row_share * column_blocks
+    column_blocks = np.maximum(np.ceil(alike.dim / LANES) / sm_count, 1.0)
+    weight_steps = np.ceil(alike.rows / ROWS.gradient_rows) * row_share * column_blocks
 
     always, of_byte, of_lost_byte = ROWS.norm_gradient_cycles
     byte_cycles = of_byte + of_lost_byte * _l1_miss_share(alike.row_byte)
@@ -443,7 +451,7 @@ def _walk_norm(
     sm_count: float,
     missing: Array,
 ) -> RowWalk:
-    loads = np.ceil(alike.dim / 512.0)
+    loads = np.ceil(alike.dim / ROWS.scalar_threads)
     sm_rows = alike.rows / sm_count
     if alike.kernel == "scalar":
         # Blocks of 512 threads, which wait for one another's sums
@@ -465,25 +473,25 @@ def _walk_softmax(
 ) -> RowWalk:
     if alike.kernel == "warp":
         places = _warp_places(alike.dim)
-        is_widest = (places >= _WARP_ROW)[..., np.newaxis]
+        is_widest = (places >= ROWS.warp_row)[..., np.newaxis]
         cycles = np.where(is_widest, ROWS.widest_warp_cycles, ROWS.warp_cycles)
         of_place, of_element, of_row = cycles.T
         row_cycles = of_place * places + of_element * alike.dim + of_row
-        loads = np.maximum(places / 32.0, 1.0) * _rows_per_warp(alike.dim)
+        loads = np.maximum(places / LANES, 1.0) * _rows_per_warp(alike.dim)
         steps = steps_with_misses(loads, ROWS.overlapping_misses * missing)
         return RowWalk(steps, np.maximum(alike.rows / sm_count, 1.0) * row_cycles)
 
-    loads = np.ceil(alike.dim / _BLOCK)
+    loads = np.ceil(alike.dim / ROWS.block_threads)
     if alike.kernel == "block":
-        fits_twice = loads <= _TWO_BLOCKS
+        fits_twice = loads <= ROWS.twice_elements
         block_cycles = loads * np.where(fits_twice, ROWS.register_cycles, ROWS.lone_register_cycles)
         blocks = _busiest_sm_blocks(alike.rows, sm_count, np.where(fits_twice, 2.0, 1.0))
-        steps = ROWS.reduce_steps + steps_with_misses(4.0 * loads, missing)
+        steps = ROWS.reduce_steps + steps_with_misses(ROWS.register_steps * loads, missing)
         return RowWalk(steps, blocks * block_cycles)
 
     block_cycles = ROWS.walk_row_cycles + ROWS.walk_element_cycles * alike.dim
     blocks = _busiest_sm_blocks(alike.rows, sm_count, 2.0)
-    reduce_steps = _SOFTMAX_WALKS * ROWS.reduce_steps
+    reduce_steps = ROWS.softmax_walks * ROWS.reduce_steps
     steps = reduce_steps + steps_with_misses(2.0 * loads, ROWS.walking_misses * missing)
     return RowWalk(steps, blocks * block_cycles)
 
@@ -498,7 +506,7 @@ def _warp_places(dim: Array) -> Array:
 
 
 def _rows_per_warp(dim: Array) -> Array:
-    return np.where(dim <= 128, 2.0, 1.0)
+    return np.where(dim <= ROWS.pair_row, 2.0, 1.0)
 
 
 def _busiest_sm_blocks(

@@ -28,6 +28,7 @@ from wattcast.kernels.kernel_table import (
     steps_with_misses,
 )
 from wattcast.workload.operator_types import Elementwise, Layout
+from wattcast.workload.workload_coefficients import WORKLOADS
 
 
 class SpecialGridCoefficients(Coefficients):
@@ -48,34 +49,39 @@ class SpecialGridCoefficients(Coefficients):
     pool_cycles: float  # of a result of pooling
     pool_gradient_cycles: float  # of a warp of pixels in its gradient
     small_part: float  # of a row: below, one part's blocks carry the work of a concatenation
+    most_norm_blocks: float  # of a normalisation
+    statistics_threads: float  # of a block that sums over a channel
+    statistics_slots: float  # of these blocks that an SM holds
+    last_parts: float  # of the pixels at most, channels last
+    last_channels: float  # of a block, channels last
+    last_threads: float  # of a channel in a block, channels last
+    fewest_parts: float  # of sums that meet in memory
+    last_values: float  # of a thread at least, channels last
+    last_loads: float  # that a thread has in flight, channels last
+    scale_vector: float  # pixels for which a block of scaling has a thread
+    least_scale_threads: float  # of a block of scaling, if pixels are so many
+    cudnn_kept_values: float  # of a channel up to which cuDNN keeps it on its SM
+    cudnn_last_blocks: float  # of cuDNN an SM, channels last
+    append_blocks: float  # an SM for each part of a concatenation
+    cat_threads: float  # of a block of a concatenation
+    chunk_threads: float  # of a block for a chunk of a list of tensors
+    chunk_vector: float  # parameters that a thread takes at once
+    list_tensors: int  # that an optimiser's list is taken to have
+    few_indices: float  # up to which the gradient of a table is one kernel
+    sorted_elements: float  # of a block in the sums of a sorted gradient
+    pool_threads: float  # of a block of pooling
+    most_planes: float  # of pooling's gradient that have a block of their own
+    later_planes: float  # of a block that load as fast as one
+    pool_steps: float  # dependent ones of pooling
+    reduce_threads: float  # of a block of a reduction
+    reduce_vector: float  # values that a thread of a reduction loads at once
+    shared_row_values: float  # of a thread, with which rows of a block share their results
+    shared_values: float  # of a thread, with which blocks share a result
 
 
 GRIDS = load_coefficients("special_grids", SpecialGridCoefficients)
 
 _WARP = 32.0
-_MOST_BLOCKS = 262144.0  # of a normalisation
-_STATISTICS_THREADS = 512.0
-_STATISTICS_SLOTS = 2.0
-# Channels last: parts, and a block's channels and rows
-_PARTS = 128.0
-_LAST_CHANNELS = 32.0
-_LAST_THREADS = 16.0
-_FEWEST_PARTS = 8.0  # of sums that meet in memory
-_LAST_LOADS = 4.0  # a thread has in flight
-_CUDNN_KEPT = 32768.0  # values of a channel up to which cuDNN keeps it on its SM
-_CUDNN_LAST_BLOCKS = 2.0  # an SM, channels last
-_CAT_BLOCKS_PER_SM = 2.0  # for each part
-_CAT_THREADS = 512.0
-# Of a tensor list
-_CHUNK = 65536.0
-_CHUNK_THREADS = 512.0
-_CHUNK_VECTOR = 4.0
-_MOST_CHUNKS = 320.0  # of one kernel
-_TENSORS = 16  # that a list is taken to have
-_FEW_INDICES = 3072.0  # up to here the gradient of a table is one kernel
-_POOL_THREADS = 256.0
-_MOST_PLANES = 65535.0
-_COLUMN_THREADS = 512.0  # of a block of a sum over columns
 
 
 def special_kernel(op: Elementwise) -> str:
@@ -90,7 +96,7 @@ def special_kernel(op: Elementwise) -> str:
         return "vector.cat"
     if name == "cat":
         return "cat.append" if appends_to_cache(op) or _fills_cache(op) else ""
-    if name == "scatter_add" and _index_count(op) > _FEW_INDICES:
+    if name == "scatter_add" and _index_count(op) > GRIDS.few_indices:
         return "scatter.sorted"
     return _BY_FUNCTION.get(name, "")
 
@@ -191,7 +197,7 @@ def batch_norm(
     steps = steps_with_misses(sums.steps, missing)
     if op.function == "batchnorm_train":
         scaling = _scale_images(shape, sm_count, missing)
-        meets_in_memory = sums.blocks > ceil(shape.channels / _LAST_CHANNELS)
+        meets_in_memory = sums.blocks > ceil(shape.channels / GRIDS.last_channels)
         return LaunchGrid(
             sums.blocks,
             steps + scaling.steps,
@@ -223,7 +229,7 @@ def _cudnn_statistics(
     if shape.channels_last:
         steps = steps_with_misses(GRIDS.cudnn_last_steps * loads, missing)
         return LaunchGrid(sums.blocks, steps, sums.slots, launches=2.0)
-    share = GRIDS.cudnn_kept_steps if shape.channel_values <= _CUDNN_KEPT else 1.0
+    share = GRIDS.cudnn_kept_steps if shape.channel_values <= GRIDS.cudnn_kept_values else 1.0
     steps = GRIDS.cudnn_reduce_steps + steps_with_misses(share * loads, missing)
     return LaunchGrid(sums.blocks, steps, sums.slots)
 
@@ -236,9 +242,12 @@ def _scale_images(
     """Return the pass that scales."""
     if shape.channels_last:
         return _scale_channels_last(shape, sm_count)
-    threads = max(_block_threads(shape.pixels / 4.0), min(_block_threads(shape.pixels), 64.0))
-    block_pictures = max(64.0 // threads, 1.0)
-    groups_of_channel = min(_MOST_BLOCKS // shape.channels, ceil(shape.pictures / block_pictures))
+    least_threads = min(_block_threads(shape.pixels), GRIDS.least_scale_threads)
+    threads = max(_block_threads(shape.pixels / GRIDS.scale_vector), least_threads)
+    block_pictures = max(GRIDS.least_scale_threads // threads, 1.0)
+    groups_of_channel = min(
+        GRIDS.most_norm_blocks // shape.channels, ceil(shape.pictures / block_pictures)
+    )
     groups = max(1.0, groups_of_channel)
     loops = max(shape.pictures / (block_pictures * groups), 1.0)
     steps = ceil(shape.pixels / threads) * loops
@@ -254,21 +263,21 @@ def _scale_images(
 
 def _scale_channels_last(shape: _ImageShape, sm_count: float) -> _Pass:
     blocks, values = _cut_channels_last(shape, sm_count)
-    warps = _LAST_CHANNELS * _LAST_THREADS / _WARP
+    warps = GRIDS.last_channels * GRIDS.last_threads / _WARP
     value_cycles = GRIDS.cudnn_last_scale_cycles if shape.is_cudnn else GRIDS.last_scale_cycles
     sm_cycle = blocks / sm_count * max(warps * values * value_cycles, WORK.block_cycles)
-    return _Pass(blocks, ceil(values / _LAST_LOADS), SM_THREADS / (warps * _WARP), sm_cycle)
+    return _Pass(blocks, ceil(values / GRIDS.last_loads), SM_THREADS / (warps * _WARP), sm_cycle)
 
 
 def _sum_channels(shape: _ImageShape, sm_count: float) -> _Pass:
     """Return the pass that sums over each channel."""
     if shape.channels_last:
-        blocks, values = _cut_channels_last(shape, sm_count, _FEWEST_PARTS)
-        return _Pass(blocks, GRIDS.reduce_steps + values, _STATISTICS_SLOTS)
+        blocks, values = _cut_channels_last(shape, sm_count, GRIDS.fewest_parts)
+        return _Pass(blocks, GRIDS.reduce_steps + values, GRIDS.statistics_slots)
     threads = _block_threads(shape.pixels)
-    block_pictures = _STATISTICS_THREADS / threads
+    block_pictures = GRIDS.statistics_threads / threads
     loads = ceil(shape.pixels / threads) * ceil(shape.pictures / block_pictures)
-    return _Pass(shape.channels, GRIDS.reduce_steps + loads, _STATISTICS_SLOTS)
+    return _Pass(shape.channels, GRIDS.reduce_steps + loads, GRIDS.statistics_slots)
 
 
 def _cut_channels_last(
@@ -280,14 +289,15 @@ def _cut_channels_last(
 
     Fewer parts than ``fewest`` are one.
     """
-    across = ceil(shape.channels / _LAST_CHANNELS)
+    across = ceil(shape.channels / GRIDS.last_channels)
     if shape.is_cudnn:
-        blocks = _CUDNN_LAST_BLOCKS * sm_count
+        blocks = GRIDS.cudnn_last_blocks * sm_count
     else:
         # Sixteen values a thread or more, but no more than so many parts
-        parts = min(_PARTS, ceil(shape.channel_values / (_LAST_THREADS * 16.0)))
+        least_values = GRIDS.last_threads * GRIDS.last_values
+        parts = min(GRIDS.last_parts, ceil(shape.channel_values / least_values))
         blocks = across * (parts if parts >= fewest else 1.0)
-    threads = blocks * _LAST_CHANNELS * _LAST_THREADS
+    threads = blocks * GRIDS.last_channels * GRIDS.last_threads
     return blocks, shape.channel_values * shape.channels / threads
 
 
@@ -315,24 +325,24 @@ def _sum_columns(
 
     # Threads of a block: along the results, and along what is added up
     vector = _result_vector(results)
-    most_threads = _COLUMN_THREADS / vector
+    most_threads = GRIDS.reduce_threads / vector
     along = power_of_two(results / vector, most_threads)
     height = min(power_of_two(length, most_threads), most_threads / min(along, 32.0))
     width = min(along, most_threads / height)
 
     # Threads of a column share what is added up where there is enough of it.
-    shares_column = length >= 16.0 * height or length >= 256.0
+    shares_column = length >= GRIDS.shared_row_values * height or length >= GRIDS.shared_values
     values = length / height if shares_column else length
     column_results = vector * width * (1.0 if shares_column else height)
     blocks = ceil(results / column_results)
     slots = SM_THREADS / (width * height)
     parts = 1.0
-    if shares_column and values >= 256.0 and blocks <= sm_count * slots:
-        filling = min(ceil(sm_count * slots / blocks), ceil(values / 16.0))
-        parts = max(filling, ceil(values / 256.0))
+    if shares_column and values >= GRIDS.shared_values and blocks <= sm_count * slots:
+        filling = min(ceil(sm_count * slots / blocks), ceil(values / GRIDS.shared_row_values))
+        parts = max(filling, ceil(values / GRIDS.shared_values))
 
     has_parts = parts > 1
-    steps = 2.0 + steps_with_misses(ceil(values / parts / 4.0), missing)
+    steps = 2.0 + steps_with_misses(ceil(values / parts / GRIDS.reduce_vector), missing)
     steps += has_parts * ceil(parts / height)
     sm_cycle = (GRIDS.column_cycles * op.n + WORK.block_cycles * blocks * parts) / sm_count
     return LaunchGrid(
@@ -347,7 +357,7 @@ def _sum_columns(
 
 def _result_vector(results: float) -> float:
     """Return the results that a thread takes side by side."""
-    for vector in (4.0, 2.0):
+    for vector in (GRIDS.reduce_vector, 2.0):
         if results % vector == 0:
             return vector
     return 1.0
@@ -367,9 +377,9 @@ def _append_part(
 
     Those of the small part have nothing to do.
     """
-    blocks = _CAT_BLOCKS_PER_SM * sm_count
-    steps = max(op.n / (blocks * _CAT_THREADS), 1.0)
-    return LaunchGrid(blocks, steps, SM_THREADS / _CAT_THREADS)
+    blocks = GRIDS.append_blocks * sm_count
+    steps = max(op.n / (blocks * GRIDS.cat_threads), 1.0)
+    return LaunchGrid(blocks, steps, SM_THREADS / GRIDS.cat_threads)
 
 
 def _pool_windows(
@@ -380,10 +390,10 @@ def _pool_windows(
     """Take a thread for each result (with its place, an int64), which walks over its window."""
     results = max(op.write_byte / (op.dtype.byte + 8.0), 1.0)
     return LaunchGrid(
-        ceil(results / _POOL_THREADS),
-        steps=4.0,
-        slots=SM_THREADS / _POOL_THREADS,
-        sm_cycle=GRIDS.pool_cycles * max(results / sm_count, _POOL_THREADS),
+        ceil(results / GRIDS.pool_threads),
+        steps=GRIDS.pool_steps,
+        slots=SM_THREADS / GRIDS.pool_threads,
+        sm_cycle=GRIDS.pool_cycles * max(results / sm_count, GRIDS.pool_threads),
         once=True,
     )
 
@@ -396,16 +406,16 @@ def _pool_gradient(
     """Write zeros, then take a block for 256 pixels of a plane, whose threads walk over windows."""
     planes = float(op.rows or 1)
     pixels = op.n / planes
-    across = ceil(pixels / _POOL_THREADS)
-    blocks = min(planes, _MOST_PLANES) * across
+    across = ceil(pixels / GRIDS.pool_threads)
+    blocks = min(planes, GRIDS.most_planes) * across
     # Further planes of a block load while it computes.
-    planes_of_block = 1.0 + (max(planes / _MOST_PLANES, 1.0) - 1.0) / 3.0
+    planes_of_block = 1.0 + (max(planes / GRIDS.most_planes, 1.0) - 1.0) / GRIDS.later_planes
     plane_cycles = GRIDS.pool_gradient_cycles * ceil(pixels / _WARP) / across
     block_cycles = planes_of_block * max(plane_cycles, 2.0 * WORK.block_cycles)
     return LaunchGrid(
         blocks,
-        steps=4.0,
-        slots=SM_THREADS / _POOL_THREADS,
+        steps=GRIDS.pool_steps,
+        slots=SM_THREADS / GRIDS.pool_threads,
         launches=2.0,
         sm_cycle=block_cycles * max(blocks / sm_count, 1.0),
         once=True,
@@ -422,19 +432,19 @@ def _step_optimizer(
     A kernel takes 320 chunks. Tensors whose size four does not divide are loaded an element at a
     time, at twice the cost.
     """
-    size = max(op.n // _TENSORS, 1)
-    chunks = ceil((op.n / _TENSORS) / _CHUNK)
-    blocks = float(min(_TENSORS, op.n) * chunks)
+    size = max(op.n // GRIDS.list_tensors, 1)
+    chunks = ceil((op.n / GRIDS.list_tensors) / WORKLOADS.chunk)
+    blocks = float(min(GRIDS.list_tensors, op.n) * chunks)
 
     # Some tensors are longer by one.
-    longer = op.n % _TENSORS
-    odd_tensors = longer * bool((size + 1) % 4) + (_TENSORS - longer) * bool(size % 4)
-    odd_share = odd_tensors / _TENSORS
+    longer = op.n % GRIDS.list_tensors
+    odd_tensors = longer * bool((size + 1) % 4) + (GRIDS.list_tensors - longer) * bool(size % 4)
+    odd_share = odd_tensors / GRIDS.list_tensors
     return LaunchGrid(
         blocks,
-        steps=ceil(min(size, _CHUNK) / (_CHUNK_THREADS * _CHUNK_VECTOR)),
-        slots=SM_THREADS / _CHUNK_THREADS,
-        launches=ceil(blocks / _MOST_CHUNKS),
+        steps=ceil(min(size, WORKLOADS.chunk) / (GRIDS.chunk_threads * GRIDS.chunk_vector)),
+        slots=SM_THREADS / GRIDS.chunk_threads,
+        launches=ceil(blocks / WORKLOADS.most_chunks),
         sm_cycle=GRIDS.parameter_cycles * (1.0 + odd_share) * op.n / sm_count,
     )
 
@@ -464,7 +474,7 @@ def _sorted_scatter(
 ) -> LaunchGrid:
     """Sort the indices of many rows, then take a thread a column of each run of like indices."""
     return LaunchGrid(
-        ceil(op.n / 1024.0),
+        ceil(op.n / GRIDS.sorted_elements),
         steps=1.0,
         slots=2.0,
         launches=GRIDS.sorted_launches,

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from wattcast.options.weight_recipes import UNQUANTIZED
 from wattcast.serving.plan_options import PlanOption
+from wattcast.serving.step_tabulation import MEMORY_UTILISATION
 from wattcast.workload.model_catalogue import ModelSpec, load_aliases
 from wattcast.workload.model_options import ModelOptions, count_positions
 
 ENGINE_IMAGE = "vllm/vllm-openai:v0.25.1"
 PORT = 8000
-MEMORY_UTILISATION = 0.9  # that the plan is simulated with, and vLLM's own default is 0.92
 # Formats that vLLM makes of 16-bit weights while it loads them; others need a checkpoint in them.
 _MADE_WHILE_LOADING = {"fp8": "fp8", "fp8-block": "fp8_per_block"}
 # The ranks of adapters that vLLM takes (its ``MaxLoRARanks``)

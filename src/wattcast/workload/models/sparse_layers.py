@@ -22,13 +22,13 @@ from wattcast.workload.symbolic_tensor import (
     pointwise,
     reduce,
 )
+from wattcast.workload.workload_coefficients import WORKLOADS
 
 PickGroups: TypeAlias = list[tuple[int, int]]  # how many experts, and the rows of each of them
-TRAINED_ROWS = 32  # rows of an expert come in multiples of this: a block of MXFP8
 # Launches of a shared expert: the products in, their gate, the product out; eagerly gate and value
 # are products and a multiplication apart.
-_SHARED_LAUNCHES = 5
-_ENGINE_SHARED_LAUNCHES = 3
+_SHARED_LAUNCHES = WORKLOADS.shared_launches
+_ENGINE_SHARED_LAUNCHES = WORKLOADS.engine_shared_launches
 
 
 class ExpertDims(Protocol):
@@ -378,7 +378,10 @@ def _visit_eagerly(
 
     # In fp8, rows are padded to whole blocks; in wider formats their number does not matter
     if run.fused_training:
-        groups = [(size, -(-rows // TRAINED_ROWS) * TRAINED_ROWS) for size, rows in groups]
+        groups = [
+            (size, -(-rows // WORKLOADS.trained_rows) * WORKLOADS.trained_rows)
+            for size, rows in groups
+        ]
     up = tape.parameter(dims.experts, 2 * width, dims.hidden, dtype=run.weight_dtype)
     down = tape.parameter(dims.experts, dims.hidden, width, dtype=run.weight_dtype)
     fp8 = run.fp8_products

@@ -25,11 +25,10 @@ class EngineAdapterCoefficients(Coefficients):
     rank_steps: float  # of these, for each of an adapter's ranks
     shrink_cycles: float  # of an SM for an input value of a slice
     expand_cycles: float  # of an SM for an output value
+    launches: float  # kernels: zeros for the sums, shrink, expand
 
 
 ENGINE_ADAPTERS = load_coefficients("engine_adapters", EngineAdapterCoefficients)
-
-_LAUNCHES = 3.0  # zeros for the sums, shrink, expand
 
 
 def count_adapters(op: AdapterProduct, run: OperatorRun) -> CountedKernel:
@@ -46,7 +45,7 @@ def count_adapters(op: AdapterProduct, run: OperatorRun) -> CountedKernel:
         units=sm_count,
         unit_flop=run.flop_per_cycle * sm_cycles / sm_count,
         steps=ENGINE_ADAPTERS.base_steps + adapter_steps * op.adapters,
-        launches=_LAUNCHES,
+        launches=ENGINE_ADAPTERS.launches,
         l2_byte=byte,
         shared_byte=byte,
         dram_read_byte=op.weight_byte * weight_missing + (op.read_byte - op.weight_byte) * missing,

@@ -26,6 +26,7 @@ from wattcast.kernels.kernel_table import (
     ReferenceChip,
     streamed_share,
 )
+from wattcast.kernels.tile_rules import choose_tile
 from wattcast.workload.engine_operators import (
     EXPERT_LIBRARIES,
     RANK_EXPONENTS,
@@ -49,13 +50,20 @@ class EngineExpertCoefficients(Coefficients):
     oai_widening_byte: float  # of shared memory that draw as much as widening a weight
     zero_steps: float  # that a tile of zeros takes
     crossings: float  # how often a loaded byte crosses shared memory
+    slots: float  # tiles that an SM runs at once
+    step_k: float  # weights along k of a dependent step
+    marlin_fill: float  # of a block, below which vLLM takes it
+    marlin_rows: tuple[float, ...]  # of blocks of tokens of Marlin, of which the smallest is taken
+    marlin_outputs: float  # of a tile of Marlin
+    oai_rows: tuple[float, float]  # of the smallest and the largest block of OpenAI's kernels
+    oai_outputs: float  # of a tile of OpenAI's kernels
 
 
 ENGINE_EXPERTS = load_coefficients("engine_experts", EngineExpertCoefficients)
 
-_SLOTS = 2.0  # tiles that an SM runs at once
-_STEP_K = 128.0
-_MARLIN_FILL = 0.9  # of a block, below which vLLM takes it (``fused_marlin_moe``)
+_HALF_BYTE = float(Dtype.BF16.byte)
+_HANDED_ON_BYTE = 2.0 * _HALF_BYTE  # of a value that is written and read again
+_QUANTIZED_BYTE = _HALF_BYTE + Dtype.FP8.byte  # read as a half, written in fp8
 
 
 class ExpertTile(NamedTuple):
@@ -117,7 +125,7 @@ def count_experts(op: FusedExperts, run: OperatorRun) -> CountedKernel:
     # Weights stream from device memory unless they are warm; tokens pass through L2.
     weight_byte = op.active * op.expert_byte
     missing = run.missing_share(weight_byte, streams=True)
-    token_byte = 4.0 * op.tokens * op.hidden
+    token_byte = _HANDED_ON_BYTE * op.tokens * op.hidden
     evicted_byte = token_byte * (1.0 - float(streamed_share(token_byte, chip.l2_byte)))
     work = EngineWork(
         units=tiles.units,
@@ -181,8 +189,8 @@ def _cost_tiles(layer: _Layer, run: OperatorRun) -> _TileCosts:
     tiles = _TileCosts(
         units=units,
         unit_flop=unit_flop,
-        steps=(hidden + inner) / _STEP_K,
-        slots=_SLOTS,
+        steps=(hidden + inner) / ENGINE_EXPERTS.step_k,
+        slots=ENGINE_EXPERTS.slots,
         l2_byte=load_byte,
         shared_byte=ENGINE_EXPERTS.crossings * load_byte,
         padded_tokens=blocks * rows,
@@ -202,7 +210,7 @@ def _add_zero_tiles(
     run: OperatorRun,
 ) -> _TileCosts:
     """Add the steps of Triton's tiles for experts on other GPUs, which write zeros."""
-    slots_of_chip = _SLOTS * run.chip.sm_count
+    slots_of_chip = ENGINE_EXPERTS.slots * run.chip.sm_count
     zero_steps = ENGINE_EXPERTS.zero_steps * zero_tiles / max(tiles.units, slots_of_chip)
     return tiles._replace(steps=tiles.steps + zero_steps)
 
@@ -250,29 +258,28 @@ def choose_expert_tile(op: FusedExperts, library: str = "triton") -> ExpertTile:
     """
     visits = op.picks + op.elsewhere
     if library == "marlin":
-        # The smallest block that the tokens of an expert fill to less than nine tenths
         mean_tokens = visits / op.experts
-        for rows in (8, 16, 32, 48):
-            if mean_tokens < _MARLIN_FILL * rows:
-                return ExpertTile(rows, 128.0)
-        return ExpertTile(64, 128.0)
+        *smaller_rows, most_rows = ENGINE_EXPERTS.marlin_rows
+        for rows in smaller_rows:
+            if mean_tokens < ENGINE_EXPERTS.marlin_fill * rows:
+                return ExpertTile(int(rows), ENGINE_EXPERTS.marlin_outputs)
+        return ExpertTile(int(most_rows), ENGINE_EXPERTS.marlin_outputs)
     if library == "oai":
         # The power of two above the mean tokens of an expert
         whole_tokens = max(visits // op.experts, 1)
         power = 1 << (whole_tokens - 1).bit_length()
-        return ExpertTile(min(max(power, 16), 128), 256.0)
+        least_rows, most_rows = ENGINE_EXPERTS.oai_rows
+        rows = min(max(power, least_rows), most_rows)
+        return ExpertTile(int(rows), ENGINE_EXPERTS.oai_outputs)
     tokens = op.all_tokens or op.tokens
     if op.scales == "block":
-        if tokens <= 64:
-            return ExpertTile(16, 64.0 if tokens < 16 else 128.0)
-        return ExpertTile(64, 128.0)
-    if library == SMALL_TILES:
-        return ExpertTile(16, 32.0) if tokens <= op.experts else ExpertTile(64, 64.0)
-    if tokens <= 32:
-        return ExpertTile(16, 64.0)
-    if tokens <= 96:
-        return ExpertTile(32, 64.0 if tokens <= 64 else 128.0)
-    return ExpertTile(64 if tokens <= 512 else 128, 128.0)
+        kernel = "experts.block"
+    elif library == SMALL_TILES:
+        kernel = "experts.few_small" if tokens <= op.experts else "experts.small"
+    else:
+        kernel = "experts"
+    tile = choose_tile(kernel, tokens)
+    return ExpertTile(int(tile.rows), tile.outputs)
 
 
 def _count_launches(layer: _Layer) -> float:
@@ -302,19 +309,23 @@ def _between_byte(layer: _Layer) -> float:
     inner = float(op.intermediate)
     width = op.dtype.byte
     if layer.library == "oai":
-        return 4.0 * picks * (hidden + inner)
+        return _HANDED_ON_BYTE * picks * (hidden + inner)
+    # To quantise an input, its halves are read and written in a byte each.
+    quantized_byte = _QUANTIZED_BYTE * layer.is_fp8
     if layer.library == "trtllm":
-        gate_byte = 8.0 if op.scales == "block" else 0.0
-        results = picks * (4.0 * hidden + (2.0 * width + gate_byte) * inner)
-        return results + 3.0 * layer.is_fp8 * op.tokens * hidden
+        gate_byte = 2.0 * _HANDED_ON_BYTE if op.scales == "block" else 0.0
+        results = picks * (_HANDED_ON_BYTE * hidden + (2.0 * width + gate_byte) * inner)
+        return results + quantized_byte * op.tokens * hidden
 
-    products = 4.0 * picks * (2.0 * inner + hidden)
-    gates = (2.0 + width) * picks * inner
-    quantized = 3.0 * layer.is_fp8 * (picks * inner + op.tokens * hidden)
+    # The first product has a gate and a value for each input of the second.
+    products = _HANDED_ON_BYTE * picks * (2.0 * inner + hidden)
+    gates = (_HALF_BYTE + width) * picks * inner
+    quantized = quantized_byte * (picks * inner + op.tokens * hidden)
     between = products + gates + quantized
     if layer.is_triton or layer.library == "marlin":
-        inner_byte = 6.0 + 4.0 * layer.is_triton + 3.0 * layer.is_fp8
-        between += op.elsewhere * (4.0 * hidden + inner_byte * inner)
+        gated_byte = 3.0 * _HALF_BYTE  # a gate and a value are read, their product written
+        inner_byte = gated_byte + _HANDED_ON_BYTE * layer.is_triton + quantized_byte
+        between += op.elsewhere * (_HANDED_ON_BYTE * hidden + inner_byte * inner)
     return between
 
 

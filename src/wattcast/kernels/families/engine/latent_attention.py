@@ -12,15 +12,8 @@ from wattcast.kernels.families.engine.engine_counts import (
     OperatorRun,
     count_each,
 )
-from wattcast.kernels.families.engine.paged_attention import ENGINE_ATTENTION, SPLIT_MARGIN
+from wattcast.kernels.families.engine.paged_attention import ENGINE_ATTENTION
 from wattcast.workload.engine_operators import LatentAttention
-
-# Sides of a tile, from the grids of the kernels
-_DECODE_ROWS = 64.0
-_DECODE_KEYS = 64.0
-_PREFILL_ROWS = 128.0
-_PREFILL_KEYS = 128.0
-_MOST_PARTS = 32
 
 
 class _Walk(NamedTuple):
@@ -111,13 +104,13 @@ def _between_byte(op: LatentAttention, walk: _Walk) -> float:
 
 def _walk_cache(op: LatentAttention, sm_count: float) -> _Walk:
     """Return how decode walks: tiles of 64 heads, each sequence cut as FlashAttention 3 cuts it."""
-    tiles = op.batch * ceil(op.heads * op.q_len / _DECODE_ROWS)
-    blocks = ceil(op.kv_len / _DECODE_KEYS)
-    part_blocks = max(ceil(SPLIT_MARGIN * tiles * blocks / sm_count), 1)
-    parts = min(max(ceil(blocks / part_blocks), 1), _MOST_PARTS)
+    tiles = op.batch * ceil(op.heads * op.q_len / ENGINE_ATTENTION.latent_decode_rows)
+    blocks = ceil(op.kv_len / ENGINE_ATTENTION.latent_decode_keys)
+    part_blocks = max(ceil(ENGINE_ATTENTION.split_margin * tiles * blocks / sm_count), 1)
+    parts = min(max(ceil(blocks / part_blocks), 1), ENGINE_ATTENTION.latent_parts)
     return _Walk(
-        _DECODE_ROWS,
-        _DECODE_KEYS,
+        ENGINE_ATTENTION.latent_decode_rows,
+        ENGINE_ATTENTION.latent_decode_keys,
         tiles,
         blocks,
         parts,
@@ -127,13 +120,13 @@ def _walk_cache(op: LatentAttention, sm_count: float) -> _Walk:
 
 def _walk_prompt(op: LatentAttention) -> _Walk:
     """Return how a prompt walks over expanded keys: on average from the first tile to the last."""
-    tiles_of_head = max(op.q_len / _PREFILL_ROWS, 1.0)
+    tiles_of_head = max(op.q_len / ENGINE_ATTENTION.latent_prefill_rows, 1.0)
     mean_keys = 0.5 * (op.kv_len + op.kv_len / tiles_of_head)
-    blocks = max(ceil(mean_keys / _PREFILL_KEYS), 1)
-    tiles = op.batch * op.heads * ceil(op.q_len / _PREFILL_ROWS)
+    blocks = max(ceil(mean_keys / ENGINE_ATTENTION.latent_prefill_keys), 1)
+    tiles = op.batch * op.heads * ceil(op.q_len / ENGINE_ATTENTION.latent_prefill_rows)
     return _Walk(
-        _PREFILL_ROWS,
-        _PREFILL_KEYS,
+        ENGINE_ATTENTION.latent_prefill_rows,
+        ENGINE_ATTENTION.latent_prefill_keys,
         tiles,
         blocks,
         1,

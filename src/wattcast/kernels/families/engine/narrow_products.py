@@ -22,13 +22,12 @@ from wattcast.kernels.families.engine.engine_counts import (
 )
 from wattcast.kernels.kernel_table import ReferenceChip, resident_share
 from wattcast.kernels.machete_kernels import (
-    LEAST_STEPS,
     MACHETE,
     MACHETE_FAMILY,
-    choose_machete_tile,
     runs_machete,
     shares_steps,
 )
+from wattcast.kernels.tile_rules import choose_tile
 from wattcast.workload.engine_operators import (
     BlockProduct,
     NarrowProduct,
@@ -174,12 +173,12 @@ def _share_by_machete(
     unit_flop: float,
     sm_count: float,
 ) -> _Blocks:
-    """Return the blocks of Machete, each of at least ``LEAST_STEPS`` along k.
+    """Return the blocks of Machete, each of at least ``least_steps`` along k.
 
     A kernel that splits tiles clears a workspace first, which is a second launch.
     """
-    units = min(sm_count, max(tiles * steps / LEAST_STEPS, 1.0))
-    launches = 2.0 if steps > LEAST_STEPS else 1.0
+    units = min(sm_count, max(tiles * steps / MACHETE.least_steps, 1.0))
+    launches = 2.0 if steps > MACHETE.least_steps else 1.0
     return _Blocks(
         units,
         steps * tiles / units,
@@ -225,38 +224,23 @@ def _slice_byte(
 
 
 def _choose_tile(op: NarrowProduct) -> _Tile:
-    """Return the kernel of a product and its tile, as names and grids show."""
-    m = op.m
-    if isinstance(op, ScaledProduct):
-        if m <= 16:
-            return _Tile("scaled.fp8", 16.0, 64.0, 256.0)
-        if m <= 64:
-            return _Tile("scaled.fp8", 64.0, 64.0, 256.0)
-        return _Tile("scaled.fp8", 64.0 if m <= 128 else 128.0, 128.0, 128.0)
-    if isinstance(op, BlockProduct):
-        return _choose_block_tile(op)
-    assert isinstance(op, WeightOnlyProduct)
-    if op.kernel == "marlin":
-        weights = "fp8" if op.weights == "fp8" else "int4"
-        rows = min(max(16.0 * ceil(m / 16), 16.0), 64.0)
-        return _Tile(f"weight_only.marlin.{weights}", rows, 256.0, 64.0)
-    return _Tile(MACHETE_FAMILY, *choose_machete_tile(m, op.n, op.k), 64.0)
-
-
-def _choose_block_tile(op: BlockProduct) -> _Tile:
-    """Return the kernel and the tile of a product with scales of blocks.
+    """Return the kernel of a product and its tile.
 
     Blackwell's tensor cores apply scales of fp4 themselves, so that nothing is promoted between
-    steps. Its tile is the part of an SM in a tile that two share (``sm100_fp4_config_default`` of
-    vLLM).
+    steps. Its tile is the part of an SM in a tile that two share.
     """
-    m = op.m
-    if op.dtype is Dtype.FP4:
-        return _Tile("block.fp4", 128.0, 128.0 if m <= 256 else 256.0, 256.0)
-    if op.kernel == "deepgemm":
-        rows = next((side for side in (16.0, 32.0, 64.0) if m <= side), 128.0)
-        return _Tile("block.deepgemm", rows, 96.0 if m <= 64 else 128.0, 128.0)
-    return _Tile("block.cutlass", 64.0 if m <= 128 else 128.0, 128.0, 128.0)
+    if isinstance(op, ScaledProduct):
+        kernel = "scaled.fp8"
+    elif isinstance(op, BlockProduct):
+        library = "deepgemm" if op.kernel == "deepgemm" else "cutlass"
+        kernel = "block.fp4" if op.dtype is Dtype.FP4 else f"block.{library}"
+    elif op.kernel == "marlin":
+        assert isinstance(op, WeightOnlyProduct)
+        weights = "fp8" if op.weights == "fp8" else "int4"
+        return _Tile(f"weight_only.marlin.{weights}", *choose_tile("weight_only.marlin", op.m))
+    else:
+        kernel = MACHETE_FAMILY
+    return _Tile(kernel, *choose_tile(kernel, op.m, op.n, op.k))
 
 
 register_kernels(*NarrowProduct.__subclasses__(), mapping=count_each(count_narrow_product))

@@ -35,6 +35,7 @@ from wattcast.kernels.families.engine.engine_counts import (
     count_each,
 )
 from wattcast.kernels.kernel_table import LibraryStyle, ReferenceChip
+from wattcast.kernels.tile_rules import RuleTile, choose_tile
 from wattcast.workload.engine_operators import PagedAttention
 
 
@@ -47,19 +48,21 @@ class EngineAttentionCoefficients(Coefficients):
     tile_steps: float  # that starting and ending a tile takes
     tensorrt_tile_steps: float  # the same of TensorRT-LLM's decode kernels
     crossings: float  # how often a loaded byte crosses shared memory
+    split_margin: float  # of a part over an even share of the blocks
+    register_head: int  # widest whose fp8 values are turned without spilling
+    most_grouped: int  # query heads a key head of XQA kernels' largest tile
+    listed_waves: float  # up to which each tile is placed on its SM
+    latent_decode_rows: float  # of a tile of latent attention's decode
+    latent_decode_keys: float  # of a block of such a tile
+    latent_prefill_rows: float  # of a tile of latent attention's prompts
+    latent_prefill_keys: float  # of a block of such a tile
+    latent_parts: int  # of a sequence at most
 
 
 ENGINE_ATTENTION = load_coefficients("engine_attention", EngineAttentionCoefficients)
 
-# FlashAttention 3 gives a part this much more than an even share of the blocks.
-SPLIT_MARGIN = 1.1
-# Heads wider than this spill registers where fp8 values are turned.
-_WIDEST_HEAD_IN_REGISTERS = 192
 # Heads for which FlashInfer and TensorRT-LLM have kernels; others run Triton's.
-_MOST_GROUPED = 32  # query heads a key head, of the largest tile of XQA kernels (TensorRT-LLM)
 _LIBRARY_HEAD_DIMS = (64, 128, 256, 512)
-# Up to this many tiles an SM, each tile is placed on its SM; beyond, an even share is near enough.
-_LISTED_WAVES = 16.0
 
 
 class _Library(NamedTuple):
@@ -100,13 +103,6 @@ class _Library(NamedTuple):
     def turns_values(self) -> bool:
         """Whether fp8 values are turned in shared memory for the second product."""
         return self.is_fp8 and not (self.is_before_hopper or self.is_blackwell)
-
-
-class _Tile(NamedTuple):
-    """The sides of a tile."""
-
-    rows: float  # packed rows of queries
-    keys: float  # of a block
 
 
 @dataclass(frozen=True)
@@ -209,7 +205,7 @@ def _count_work(
     op: PagedAttention,
     run: OperatorRun,
     library: _Library,
-    tile: _Tile,
+    tile: RuleTile,
     schedule: _Schedule,
 ) -> EngineWork:
     """Return the work of a kernel whose tiles are spread over SMs in this way."""
@@ -218,7 +214,7 @@ def _count_work(
     head_dim = float(op.head_dim)
 
     # Arithmetic: that of a block of keys, times the blocks of the busiest SM in each round
-    tile_flop = 4.0 * tile.rows * tile.keys * head_dim
+    tile_flop = 4.0 * tile.rows * tile.outputs * head_dim
     if library.is_flash_infer:
         fp16_flop_per_cycle = run.chip.per_cycle.get("tensor_fp16_flop", run.flop_per_cycle)
         tile_flop *= run.flop_per_cycle / fp16_flop_per_cycle
@@ -249,59 +245,31 @@ def _count_work(
     )
 
 
-def _choose_tile(op: PagedAttention, library: _Library) -> _Tile:
-    """Return the tile that the kernels' names show.
-
-    FlashAttention 2 has one for each head size (``run_mha_fwd_splitkv_dispatch``), FlashInfer
-    chooses by packed rows (``FA2DetermineCtaTileQ``). The names of TensorRT-LLM's kernels show
-    tiles of 8 or 16 rows.
-    """
-    head_dim = op.head_dim
+def _choose_tile(op: PagedAttention, library: _Library) -> RuleTile:
+    """Return the tile of a library's kernel; ``outputs`` are the keys of a block."""
     if library.is_tensorrt:
-        rows = 8.0 if op.heads <= 8 * op.kv_heads else 16.0
-        return _Tile(rows, 128.0)
+        has_few_heads = op.heads <= 8 * op.kv_heads
+        return choose_tile("attention.tensorrt_few" if has_few_heads else "attention.tensorrt")
     if library.is_flash_infer:
         longest = max(tokens for _, tokens, _ in op.groups)
         packed_rows = longest * op.heads // op.kv_heads
-        if packed_rows <= 16:
-            return _Tile(16.0, 128.0)
-        rows = 128.0 if packed_rows > 64 and head_dim < 256 else 64.0
-        return _Tile(rows, 64.0)
+        return choose_tile("attention.flash_infer", packed_rows, k=op.head_dim)
     if library.is_flash_2:
-        if head_dim <= 64:
-            return _Tile(64.0, 256.0)
-        return _Tile(64.0, 128.0 if head_dim <= 128 else 64.0)
-    return _choose_flash_3_tile(op, library)
-
-
-def _choose_flash_3_tile(op: PagedAttention, library: _Library) -> _Tile:
-    """Return the tile of FlashAttention 3; decode of common heads runs in one group of warps."""
-    head_dim = op.head_dim
-    is_fp8 = library.is_fp8
-    if library.is_decode and not op.window and head_dim in (64, 128):
-        return _Tile(64.0, _count_decode_keys(head_dim, is_fp8))
-
-    is_small = head_dim <= 64 or (head_dim <= 96 and not is_fp8)
-    rows = 192.0 if is_small else 128.0
-    if head_dim > 192:
-        keys = 64.0 if op.window else 80.0
-        return _Tile(rows, 128.0 if is_fp8 and not op.window else keys)
-    if head_dim > 128:
-        return _Tile(rows, 96.0)
-    return _Tile(rows, 192.0 if is_fp8 and head_dim > 96 else 128.0)
-
-
-def _count_decode_keys(head_dim: int, is_fp8: bool) -> float:
-    """Return the keys of a block where decode runs in one group of warps."""
-    if head_dim == 64:
-        return 128.0 if is_fp8 else 192.0
-    return 96.0 if is_fp8 else 128.0
+        return choose_tile("attention.flash_2", k=op.head_dim)
+    kernel = "attention.flash_3"
+    if library.is_decode and not op.window and op.head_dim in (64, 128):
+        kernel += ".decode"
+    if library.is_fp8:
+        kernel += ".fp8"
+    if op.window:
+        kernel += ".window"
+    return choose_tile(kernel, k=op.head_dim)
 
 
 def _walk_sequences(
     op: PagedAttention,
     library: _Library,
-    tile: _Tile,
+    tile: RuleTile,
 ) -> _Walks:
     """Return what tiles walk over; FlashAttention 2 packs heads in plain decode alone."""
     if library.is_flash_2 and (op.window or not library.is_decode):
@@ -312,7 +280,7 @@ def _walk_sequences(
     for count, tokens, keys in op.groups:
         heads.append(float(count * op.kv_heads))
         tiles.append(_walk_tiles(op, tokens, keys, tile))
-        blocks.append(ceil(keys / tile.keys))
+        blocks.append(ceil(keys / tile.outputs))
     return _Walks(heads, tiles, blocks)
 
 
@@ -320,7 +288,7 @@ def _walk_tiles(
     op: PagedAttention,
     tokens: int,
     keys: int,
-    tile: _Tile,
+    tile: RuleTile,
 ) -> Array:
     """Return the blocks of keys that each tile of a sequence walks over, ``(tile,)``."""
     heads_per_key = op.heads // op.kv_heads
@@ -332,14 +300,14 @@ def _walk_tiles(
     if op.window:
         first_token = np.floor(last_token - tile.rows / heads_per_key)
         first_key = np.maximum(keys - tokens + first_token - op.window, 0.0)
-        first_block = np.floor(first_key / tile.keys)
-    return np.asarray(np.maximum(np.ceil(end_key / tile.keys) - first_block, 1.0))
+        first_block = np.floor(first_key / tile.outputs)
+    return np.asarray(np.maximum(np.ceil(end_key / tile.outputs) - first_block, 1.0))
 
 
 def _split_sequences(
     op: PagedAttention,
     library: _Library,
-    tile: _Tile,
+    tile: RuleTile,
     walks: _Walks,
     chip: ReferenceChip,
 ) -> _Split:
@@ -357,7 +325,7 @@ def _split_sequences(
         tile_count = walks.count_units([1.0] * len(walks.heads))
         most = max(sm_count // tile_count, 1.0)
         return _Split([min(max(blocks, 1.0), most) for blocks in walks.blocks], most)
-    part_blocks = ceil(SPLIT_MARGIN * walks.scheduled_blocks / sm_count)
+    part_blocks = ceil(ENGINE_ATTENTION.split_margin * walks.scheduled_blocks / sm_count)
     most = float(op.splits or _most_parts(op, tile, sm_count))
     parts = [min(max(ceil(blocks / part_blocks), 1.0), most) for blocks in walks.blocks]
     return _Split(parts, most)
@@ -366,7 +334,7 @@ def _split_sequences(
 def _split_by_flash_2(
     op: PagedAttention,
     library: _Library,
-    tile: _Tile,
+    tile: RuleTile,
     walks: _Walks,
     chip: ReferenceChip,
 ) -> _Split:
@@ -377,7 +345,7 @@ def _split_by_flash_2(
         most = float(_most_parts(op, tile, 2.0 * chip.sm_count, batch=op.tokens))
     slots = 1.0
     if library.is_decode:
-        tile_byte = tile.rows * op.dtype.byte + 2.0 * tile.keys * op.kv_dtype.byte
+        tile_byte = tile.rows * op.dtype.byte + 2.0 * tile.outputs * op.kv_dtype.byte
         slots = min(max(chip.shared_byte // (tile_byte * op.head_dim), 1.0), 2.0)
     copies = 2.0 if packs_heads and op.tokens > 1 and op.kv_heads > 1 else 0.0
     parts = [min(max(blocks, 1.0), most) for blocks in walks.blocks]
@@ -386,7 +354,7 @@ def _split_by_flash_2(
 
 def _most_parts(
     op: PagedAttention,
-    tile: _Tile,
+    tile: RuleTile,
     slots: float,
     batch: int = 0,
 ) -> int:
@@ -403,7 +371,7 @@ def _most_parts(
     visible_keys: float = longest_keys
     if op.window:
         visible_keys = min(longest_keys, op.window + 1 + tile.rows)
-    blocks = ceil(visible_keys / tile.keys)
+    blocks = ceil(visible_keys / tile.outputs)
     if blocks <= 4 and not batch:
         return 1
     return fill_with_parts(tiles, blocks, slots, any_number=not batch)
@@ -416,7 +384,7 @@ def _count_busiest(
     sm_count: float,
 ) -> float:
     """Return the blocks of keys that the busiest SM walks over."""
-    if units > _LISTED_WAVES * sm_count:
+    if units > ENGINE_ATTENTION.listed_waves * sm_count:
         # An even share, and half of a first tile until the last ones end
         shortest = min(float(tiles[0]) for tiles in walks.tiles)
         return walks.walked_blocks / sm_count + 0.5 * shortest
@@ -436,30 +404,30 @@ def _busiest_share(walks: Array, sm_count: int) -> float:
 
 def _score_cycles(
     library: _Library,
-    tile: _Tile,
+    tile: RuleTile,
     head_dim: float,
 ) -> float:
     """Return the cycles of an SM for the scores of a block, and to turn its fp8 values."""
-    cycles = ENGINE_ATTENTION.score_cycles * tile.rows * tile.keys
+    cycles = ENGINE_ATTENTION.score_cycles * tile.rows * tile.outputs
     if not library.turns_values:
         return cycles
-    is_wide = head_dim > _WIDEST_HEAD_IN_REGISTERS
+    is_wide = head_dim > ENGINE_ATTENTION.register_head
     turn_cycles = ENGINE_ATTENTION.wide_turn_cycles if is_wide else ENGINE_ATTENTION.turn_cycles
-    return cycles + turn_cycles * tile.keys * head_dim
+    return cycles + turn_cycles * tile.outputs * head_dim
 
 
 def _loaded_keys(
     op: PagedAttention,
     library: _Library,
-    tile: _Tile,
+    tile: RuleTile,
     walks: _Walks,
 ) -> float:
     """Return the keys that all tiles load; before Hopper none behind the last one."""
     if not library.is_before_hopper:
-        return walks.walked_blocks * tile.keys
+        return walks.walked_blocks * tile.outputs
     loaded = 0.0
     for heads, tiles, (_, _, keys) in zip(walks.heads, walks.tiles, op.groups, strict=True):
-        loaded += heads * float(np.minimum(tiles * tile.keys, keys).sum())
+        loaded += heads * float(np.minimum(tiles * tile.outputs, keys).sum())
     return loaded
 
 
@@ -478,7 +446,7 @@ def _between_byte(op: PagedAttention, split: _Split) -> float:
 def _name_family(op: PagedAttention, library: _Library) -> str:
     """Return the kernel family: by batch, cache and, for odd heads, the language of the kernel.
 
-    Decode with more than ``_MOST_GROUPED`` query heads a key head is a kind of its own: TensorRT-LLM
+    Decode with more than ``most_grouped`` query heads a key head is a kind of its own: TensorRT-LLM
     has no kernel there that reads keys once for all of them.
     """
     family = f"attention.engine.paged.{op.kind_of_batch}"
@@ -487,7 +455,7 @@ def _name_family(op: PagedAttention, library: _Library) -> str:
         family += ".fp8"
         if (library.is_before_hopper or library.is_blackwell) and not has_kernel:
             family += ".triton"
-    if library.is_decode and op.heads > _MOST_GROUPED * op.kv_heads:
+    if library.is_decode and op.heads > ENGINE_ATTENTION.most_grouped * op.kv_heads:
         family += ".ungrouped"
     return family
 

@@ -45,17 +45,23 @@ class EngineRowCoefficients(Coefficients):
     sort_steps: float  # further ones, to sort all words for top-p alone
     drawn_kept_byte: float  # of a logit, that L2 must keep until the next random draw
     busy_groups: float  # of a scale, below which a block is as slow as one of so many
+    slots: float  # blocks that an SM holds of routing and sorting
+    scale_values: float  # that share a scale
+    route_scores: float  # that a block of the routing kernel takes
+    sampling_threads: float  # of a block of a sampler
+    split_logits: int  # from which several blocks share a row of logits
+    few_choices: float  # of experts, below which one block sorts
+    few_experts: int  # up to which one block sorts
+    norm_rows: int  # from which norms take smaller blocks
+    norm_threads: float  # of such a block
+    draw_launches: float  # further kernels of a random draw
+    tensor_scale_launches: float  # kernels that quantise with one scale
+    sampler_slots: float  # blocks of a sampler that an SM holds
 
 
 ENGINE_ROWS = load_coefficients("engine_rows", EngineRowCoefficients)
 
 _REGISTERS = 65536.0  # of an SM
-_SLOTS = 16.0
-_SCALE_VALUES = 128.0  # that share a scale
-_ROUTE_SCORES = 1024.0  # that a block of the routing kernel takes
-_SAMPLING_THREADS = 512.0
-_SPLIT_LOGITS = 2**17  # from which several blocks share a row of logits
-_FEW_CHOICES = 1024.0  # below which a warp or a thread an expert sorts
 # Samplers that were measured in whole steps alone, and the one among the bursts that they are like;
 # and quantising to fp4, which is a kind of that by block.
 _MEASURED_LIKE = {
@@ -63,7 +69,6 @@ _MEASURED_LIKE = {
     "penalised": "random",
     "fp4": "block.fp4",
 }
-_NORM_ROWS = 256  # from which vLLM's norms take blocks of 256 threads
 
 
 class _RowCost(NamedTuple):
@@ -83,7 +88,7 @@ class _Grid(NamedTuple):
     units: float
     steps: float
     sm_cycles: float  # of all SMs together
-    slots: float = _SLOTS
+    slots: float = ENGINE_ROWS.slots
     launches: float = 1.0
 
 
@@ -190,8 +195,8 @@ def _sample_logits(op: Sampling, form: _RowForm) -> _Grid:
     512 threads find the maximum of a row, of 2^17 logits and more in several blocks. Softmax is
     then one block's, and one of 128 threads looks for the likeliest.
     """
-    loops = op.dim / _SAMPLING_THREADS
-    is_split = op.dim >= _SPLIT_LOGITS
+    loops = op.dim / ENGINE_ROWS.sampling_threads
+    is_split = op.dim >= ENGINE_ROWS.split_logits
     has_top_p = form.detail in ("top_p", "sorted")
     pass_steps = ENGINE_ROWS.sampling_steps + loops
 
@@ -200,14 +205,14 @@ def _sample_logits(op: Sampling, form: _RowForm) -> _Grid:
         steps += pass_steps
     if has_top_p:
         steps += ENGINE_ROWS.top_p_steps + ENGINE_ROWS.top_p_loop_steps * loops
-    launches = 2.0 + is_split + 4.0 * form.draws + has_top_p
+    launches = 2.0 + is_split + ENGINE_ROWS.draw_launches * form.draws + has_top_p
     if form.detail == "sorted":
         steps += ENGINE_ROWS.sort_steps
     return _Grid(
         float(op.rows),
         steps,
         0.0,
-        slots=2.0,
+        slots=ENGINE_ROWS.sampler_slots,
         launches=launches,
     )
 
@@ -222,7 +227,7 @@ def _route_tokens(op: Route) -> _Grid:
     else:
         pick_steps = log2(op.experts)
     return _Grid(
-        units=max(op.rows * op.experts / _ROUTE_SCORES, 1.0),
+        units=max(op.rows * op.experts / ENGINE_ROWS.route_scores, 1.0),
         steps=op.top_k * pick_steps,
         sm_cycles=ENGINE_ROWS.route_cycles * op.top_k * op.elements,
         launches=2.0 - is_power_of_two,
@@ -233,10 +238,10 @@ def _align_tokens(op: AlignTokens) -> _Grid:
     """Return the grid of sorting choices by expert: one block sorts, another writes what it
     found.
     """
-    is_small = op.elements < _FEW_CHOICES and op.experts <= 64
+    is_small = op.elements < ENGINE_ROWS.few_choices and op.experts <= ENGINE_ROWS.few_experts
     if is_small:
         return _Grid(1.0, op.elements / max(op.experts, 32.0), 0.0)
-    return _Grid(2.0, op.elements / _FEW_CHOICES, 0.0, launches=2.0)
+    return _Grid(2.0, op.elements / ENGINE_ROWS.few_choices, 0.0, launches=2.0)
 
 
 def _walk_rows(
@@ -253,8 +258,8 @@ def _walk_rows(
     most_threads = cost.threads
     if form.detail in ("block", "fp4", "gate", "gate_quant"):
         units = max(op.elements / (cost.threads * cost.vector), 1.0)
-    elif form.kind == "rms_norm" and form.detail != "token" and op.rows >= _NORM_ROWS:
-        most_threads = 256.0
+    elif form.kind == "rms_norm" and form.detail != "token" and op.rows >= ENGINE_ROWS.norm_rows:
+        most_threads = ENGINE_ROWS.norm_threads
     row_elements = op.elements / units
     threads = min(ceil(row_elements / cost.values_each), most_threads)
     loops = ceil(row_elements / (threads * cost.vector))
@@ -270,13 +275,13 @@ def _walk_rows(
         steps=cost.passes * loads * (1.0 + missing),
         sm_cycles=cost.element_cycle * padded,
         slots=min(_REGISTERS // (cost.registers * threads), 32.0),
-        launches=3.0 if form.detail == "tensor" else 1.0,
+        launches=ENGINE_ROWS.tensor_scale_launches if form.detail == "tensor" else 1.0,
     )
 
 
 def _group_crowding(op: RowKernel) -> float:
     """Return how much slower blocks of few groups are: they take as many as divide all groups."""
-    groups = max(int(op.elements / _SCALE_VALUES), 1)
+    groups = max(int(op.elements / ENGINE_ROWS.scale_values), 1)
     groups_of_block = groups & -groups
     return max(ENGINE_ROWS.busy_groups / groups_of_block, 1.0)
 

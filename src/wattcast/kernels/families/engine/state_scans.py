@@ -26,13 +26,13 @@ class EngineScanCoefficients(Coefficients):
     """What scans do besides reading, multiplying and writing."""
 
     delta_chunk_steps: float  # dependent steps from a chunk's state to the next one's
+    slots: float  # blocks that an SM holds at once
+    block_values: float  # of a convolution, or of the state that a token changes
+    chunk_launches: float  # kernels of a scan by chunks
+    delta_launches: float  # the same of the delta rule
 
 
 ENGINE_SCANS = load_coefficients("engine_scans", EngineScanCoefficients)
-
-_SLOTS = 2.0  # blocks that an SM holds at once
-# Values of a block of a convolution, or of the state that a single token changes
-_BLOCK_VALUES = 4096.0
 
 
 def count_scan(op: CausalConv | StateScan, run: OperatorRun) -> CountedKernel:
@@ -45,16 +45,18 @@ def count_scan(op: CausalConv | StateScan, run: OperatorRun) -> CountedKernel:
     elif isinstance(op, StateScan) and op.length > 1:
         chunks = -(-op.length // op.chunk)
         units = float(op.batch * chunks * op.heads)
-        launches = 5.0
+        launches = ENGINE_SCANS.chunk_launches
         if op.rule == "delta":
-            launches = 6.0
+            launches = ENGINE_SCANS.delta_launches
             # Only one chunk of each head of each sequence is worked on at a time: a chunk is a
             # unit here, and slots beyond those heads stay empty.
-            busy_slots = min(float(op.batch * op.heads), _SLOTS * run.chip.sm_count)
-            steps = ENGINE_SCANS.delta_chunk_steps * _SLOTS * run.chip.sm_count / busy_slots
+            busy_slots = min(float(op.batch * op.heads), ENGINE_SCANS.slots * run.chip.sm_count)
+            steps = (
+                ENGINE_SCANS.delta_chunk_steps * ENGINE_SCANS.slots * run.chip.sm_count / busy_slots
+            )
         between = 8.0 * units * op.key_dim * op.value_dim
     else:
-        units = max(op.write_byte / op.dtype.byte / _BLOCK_VALUES, 1.0)
+        units = max(op.write_byte / op.dtype.byte / ENGINE_SCANS.block_values, 1.0)
 
     byte = op.read_byte + op.write_byte
     missing = run.missing_share(byte + between)
@@ -68,7 +70,7 @@ def count_scan(op: CausalConv | StateScan, run: OperatorRun) -> CountedKernel:
         dram_read_byte=op.read_byte * missing,
         dram_write_byte=op.write_byte * missing,
         between_byte=between,
-        slots=_SLOTS,
+        slots=ENGINE_SCANS.slots,
     )
     return CountedKernel("gemm.scan" if between else "elementwise.scan", work, {}, {})
 

@@ -1,0 +1,33 @@
+"""What a workload runs where neither its file nor its options say it."""
+
+from __future__ import annotations
+
+from wattcast.coefficients import Coefficients, load_coefficients
+
+
+class WorkloadCoefficients(Coefficients):
+    """What a workload runs where nothing says it."""
+
+    graph_tokens: int  # of a step that replays a CUDA graph at most
+    graph_splits: int  # of a sequence in such a step at most
+    power_exponent: float  # by which visits of experts fall with their rank in public tables
+    skewed_exponent: float  # the same where a workload says skewed
+    certain_deviations: float  # beyond which no further block is expected
+    greedy_passes: float  # of fp32 logits, written and read again
+    random_passes: float  # the same of a random draw
+    penalised_passes: float  # the same with penalties
+    sorted_passes: float  # the same where all words are sorted
+    top_passes: float  # the same with top-k and top-p
+    trained_rows: int  # of which the rows of an expert are a multiple
+    shared_launches: int  # of a shared expert, eagerly
+    engine_shared_launches: int  # the same in an engine
+    small_tensor: int  # times smaller than another is kept for the backward pass
+    special_operations: float  # that an exponential or a reciprocal counts as
+    workspace_byte: float  # of cuBLAS, for a handle and stream
+    chunk: int  # parameters of a block's part of a list of tensors
+    most_chunks: int  # of one kernel
+    parameter_alignment: int  # elements of which tensors of parameters are whole multiples
+    muon_iterations: int  # of Newton and Schulz in an update by Muon
+
+
+WORKLOADS = load_coefficients("workloads", WorkloadCoefficients)
