@@ -10,6 +10,7 @@ import argparse
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from wattcast.core.row_journals import read_lines
@@ -50,6 +51,9 @@ REQUEST_FIELDS = (
     "last_token_s",
 )
 CARD_FIELDS = ("name", "uuid", "board")
+SENSORS = ("temperature_c", "memory_w", "sm_clock_hz")
+SENSOR_S = 1.0  # of which a run keeps one reading: cards of one board differ, and these say why
+GRAPH_TOKENS = 512  # of a step, beyond which layers are launched without graphs
 
 
 def collect_serving(folder: Path) -> Iterator[dict[str, Any]]:
@@ -57,6 +61,7 @@ def collect_serving(folder: Path) -> Iterator[dict[str, Any]]:
     rows = [dict(row) for row in read_lines(folder / "rows.jsonl")]
     cards = {row["run"]: row for row in read_lines(folder / "runs.jsonl")}
     power = {row["run"]: row for row in read_lines(folder / "power.jsonl")}
+    steps = {row["run"]: row for row in read_lines(folder / "steps.jsonl")}
     requests: dict[str, list[Any]] = {}
     for request in read_lines(folder / "requests.jsonl"):
         requests.setdefault(str(request["run"]), []).append(request)
@@ -84,7 +89,36 @@ def collect_serving(folder: Path) -> Iterator[dict[str, Any]]:
             "measured": {name: row[name] for name in MEASURED_FIELDS},
             "requests": columns,
             "power": {name: power[row["id"]][name] for name in ("tick_s", "tick_w")},
+            "sensors": thin_sensors(power[row["id"]]),
+            "host": summarise_host(steps[row["id"]]),
         }
+
+
+def thin_sensors(power: dict[str, list[float]]) -> dict[str, list[float]]:
+    """Return the first reading of each second of what the card said beside its energy."""
+    kept: dict[str, list[float]] = {}
+    for name in SENSORS:
+        readings: dict[int, float] = {}
+        for at_s, value in zip(power[f"{name}_at_s"], power[name], strict=True):
+            readings.setdefault(int(at_s // SENSOR_S), value)
+        kept[name] = list(readings.values())
+    return kept
+
+
+def summarise_host(steps: dict[str, list[float]]) -> dict[str, float]:
+    """Return how long the host launched steps in the median, by what it launches."""
+    kinds: dict[str, list[float]] = {"decode_s": [], "prompts_s": [], "large_s": []}
+    columns = (steps[name] for name in ("prompts", "tokens", "launch_s"))
+    for prompts, tokens, launch_s in zip(*columns, strict=True):
+        if launch_s is None:
+            continue
+        if not prompts:
+            kinds["decode_s"].append(launch_s)
+        elif tokens <= GRAPH_TOKENS:
+            kinds["prompts_s"].append(launch_s)
+        else:
+            kinds["large_s"].append(launch_s)
+    return {name: median(times) for name, times in kinds.items() if times}
 
 
 def collect_training(path: Path, date: str) -> dict[str, Any]:
@@ -105,6 +139,7 @@ def collect_training(path: Path, date: str) -> dict[str, Any]:
         "steps_s": trace["step_s"],
         "checkpoints_s": trace["checkpoint_s"],
         "power": {name: trace["power"][name] for name in ("tick_s", "tick_w")},
+        "sensors": thin_sensors(trace["power"]),
     }
 
 

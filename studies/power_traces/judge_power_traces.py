@@ -20,7 +20,12 @@ ernie-4.5-21b-a3b, gemma-3-4b) and for training jobs beside them, written before
 - R2 of the autocorrelation is asked of a run whose measured autocorrelation spreads by at least
   sqrt(10 / n) over the lags, n the samples of 250 ms. That of noise spreads by 1 / sqrt(n)
   (Bartlett): below the bound it alone would take more than a tenth of R2. Others are called flat.
-- Every run is judged once and listed, whatever comes out."""
+- Every run is judged once and listed, whatever comes out.
+
+``--tell`` is another question, and was asked after all of it had been judged: two numbers about a
+machine, how fast its host is and how many watts its card draws in a step (``host_factor``,
+``power_factor`` of ``simulate``), are told from one run of one model, and the other models that ran on
+the same card are judged with them."""
 
 from __future__ import annotations
 
@@ -36,7 +41,8 @@ import wattcast
 from wattcast.core.arrays import Array
 from wattcast.core.row_journals import read_lines
 from wattcast.lab.fit.engine_fit import load_measured_model
-from wattcast.timeseries.engine_power import split_engine_power, trace_serving
+from wattcast.serving.serving_result import ServingResult
+from wattcast.timeseries.engine_power import PowerSplit, split_engine_power, trace_serving
 from wattcast.timeseries.job_power import trace_training
 from wattcast.timeseries.power_curve import PowerCurve
 
@@ -74,6 +80,11 @@ BOUNDS = {
 }
 SATURATED_TPOT = 0.12
 LEAST_R2 = 0.9
+
+
+HOST_FACTORS = (0.3, 3.0)
+BISECTIONS = 6
+POWER_ROUNDS = 4
 
 
 class Memory(NamedTuple):
@@ -171,13 +182,47 @@ def name_gpu(run: dict[str, Any]) -> str:
     return f"h200-{board}"
 
 
-def judge_serving(run: dict[str, Any]) -> tuple[list[Figure], Memory]:
-    """Simulate the users of a run."""
+class Machine(NamedTuple):
+    """How long a host takes for a step and how many watts a card draws in it, over the usual."""
+
+    host_factor: float = 1.0
+    power_factor: float = 1.0
+
+
+USUAL_MACHINE = Machine()
+
+
+def simulate_run(run: dict[str, Any], machine: Machine) -> tuple[ServingResult, PowerSplit]:
+    """Simulate the users of a run, and say how its power splits."""
     spec = load_measured_model(run["model"])
     with tempfile.TemporaryDirectory() as folder:
-        options = _tell_load(run, Path(folder))
+        options = _tell_load(run, Path(folder)) | machine._asdict()
         served = wattcast.simulate(spec, name_gpu(run), **options)
-        split = split_engine_power(served, spec, name_gpu(run), options)
+        return served, split_engine_power(served, spec, name_gpu(run), options)
+
+
+def find_machine(run: dict[str, Any]) -> Machine:
+    """Return the factors with which a run has the measured time to first token and mean power."""
+    measured = run["measured"]
+    low, high = HOST_FACTORS
+    for _ in range(BISECTIONS):
+        middle = (low * high) ** 0.5
+        served, _ = simulate_run(run, Machine(middle))
+        is_slow = served.summarise()["ttft_s"]["p50"] > measured["ttft_s"]["p50"]
+        low, high = (low, middle) if is_slow else (middle, high)
+    machine = Machine((low * high) ** 0.5)
+    for _ in range(POWER_ROUNDS):
+        served, _ = simulate_run(run, machine)
+        factor = machine.power_factor * measured["power_w"] / served.summarise()["power_w"]
+        machine = machine._replace(power_factor=factor)
+    return machine
+
+
+def judge_serving(
+    run: dict[str, Any], machine: Machine = USUAL_MACHINE
+) -> tuple[list[Figure], Memory]:
+    """Simulate the users of a run on a machine."""
+    served, split = simulate_run(run, machine)
     measured = run["measured"]
     said = served.summarise()
     figures = [
@@ -291,9 +336,30 @@ def _write_checkpoints(folder: Path, run: dict[str, Any], steps: int) -> str | N
     return str(path)
 
 
-def judge_run(run: dict[str, Any]) -> tuple[list[Figure], Memory]:
+def judge_run(
+    run: dict[str, Any],
+    machine: Machine = USUAL_MACHINE,
+) -> tuple[list[Figure], Memory]:
     """Return the figures of a run, and R2 of its autocorrelation."""
-    return judge_training(run) if run["kind"] == "training" else judge_serving(run)
+    if run["kind"] == "training":
+        return judge_training(run)
+    return judge_serving(run, machine)
+
+
+def list_told_rows() -> Iterator[str]:
+    """Yield what one run tells of each machine, and the rows of other models on it."""
+    runs = [run for run in read_runs() if run["kind"] == "serving"]
+    for card in dict.fromkeys(run["card"]["uuid"] for run in runs):
+        on_card = [run for run in runs if run["card"]["uuid"] == card]
+        open_loads = [run for run in on_card if not run["load"]["users"]]
+        others = [run for run in on_card if run["model"] != on_card[0]["model"]]
+        if not open_loads or not others or open_loads[0]["model"] != on_card[0]["model"]:
+            continue
+        machine = find_machine(open_loads[0])
+        host, power = (f"{factor:.2f}" for factor in machine)
+        yield f"{open_loads[0]['id']} tells: host {host}, power {power} of the usual"
+        for run in others:
+            yield format_row(run, machine)
 
 
 def read_runs() -> list[dict[str, Any]]:
@@ -312,9 +378,9 @@ def print_figures(run: dict[str, Any]) -> None:
     print(f"  {'R2 of autocorrelation':22} {memory.explained:21.3f}{asked}")
 
 
-def format_row(run: dict[str, Any]) -> str:
+def format_row(run: dict[str, Any], machine: Machine = USUAL_MACHINE) -> str:
     """Return the errors of a run as a row of the table in the documentation."""
-    figures, memory = judge_run(run)
+    figures, memory = judge_run(run, machine)
     errors = {figure.name: f"{figure.error:+.1%}" for figure in figures}
     cells = [errors.get(name, "") for name in TABLE_FIGURES]
     board = run["card"]["board"].rpartition("-")[2]
@@ -339,11 +405,15 @@ def main() -> None:
     """Print every figure of every run, or the table of the documentation."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--table", action="store_true", help="the table of the documentation")
+    parser.add_argument("--tell", action="store_true", help="tell machines by one run of each")
     parser.add_argument("--misses", action="store_true", help="what is outside its bounds")
     options = parser.parse_args()
     if options.misses:
         for run in read_runs():
             print(f"{run['id']}: {'; '.join(list_misses(run)) or 'all within'}")
+        return
+    if options.tell:
+        print("\n".join(list_told_rows()))
         return
     if not options.table:
         for run in read_runs():

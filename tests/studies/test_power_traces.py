@@ -12,7 +12,8 @@ from functools import cache
 from typing import Any
 
 import pytest
-from studies.power_traces.judge_power_traces import Figure, judge_run, read_runs
+from studies.power_traces.collect_runs import summarise_host, thin_sensors
+from studies.power_traces.judge_power_traces import Figure, Machine, judge_run, read_runs
 
 MOST = {
     "tokens/s": 0.02,
@@ -121,3 +122,38 @@ def test_users_of_a_hybrid_mixture_are_served_nearly_as_measured() -> None:
     figures, _ = judge("granite-4.0-h-tiny/load-users")
     assert abs(figures["tpot p50 (s)"].error) <= 0.10
     assert abs(figures["mean power (W)"].error) <= 0.03
+
+
+@pytest.mark.parametrize("run", ["tide", "rounds"])
+def test_a_machine_that_one_model_tells_is_right_for_another(run: str) -> None:
+    """glm-4-9b on the same card tells a host of 0.7 and a card of 1.05 times the usual."""
+    (measured,) = (
+        one for one in read_runs() if one["id"].startswith(f"granite-3.3-8b-fp8-kv8/load-{run}")
+    )
+    usual, told = (
+        {figure.name: figure.error for figure in judge_run(measured, machine)[0]}
+        for machine in (Machine(), Machine(0.7, 1.05))
+    )
+    for name in ("J/token", "mean power (W)"):
+        assert abs(usual[name]) > 0.03, name
+        assert abs(told[name]) <= 0.03, name
+    assert abs(told["tpot p50 (s)"]) <= 0.05
+
+
+def test_runs_keep_a_reading_of_each_second() -> None:
+    """Whether a card was hot could not be said of nineteen runs, which kept its energy alone."""
+    at_s = [-0.2, 0.1, 0.9, 1.0, 2.5]
+    names = ("temperature_c", "memory_w", "sm_clock_hz")
+    power = {f"{name}_at_s": at_s for name in names} | {
+        name: [1.0, 2.0, 3.0, 4.0, 5.0] for name in names
+    }
+    assert thin_sensors(power) == {name: [1.0, 2.0, 4.0, 5.0] for name in names}
+
+
+def test_runs_keep_what_the_host_took_to_launch() -> None:
+    steps = {
+        "prompts": [0, 0, 1, 1, 2],
+        "tokens": [4, 8, 100, 512, 513],
+        "launch_s": [0.002, 0.004, 0.01, 0.014, None],
+    }
+    assert summarise_host(steps) == pytest.approx({"decode_s": 0.003, "prompts_s": 0.012})

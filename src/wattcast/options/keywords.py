@@ -149,6 +149,8 @@ class SimulateKeywords(TypedDict, total=False):
     prefix_hit_rate: str | float
     speculative_tokens: int
     acceptance_rate: str | float
+    host_factor: str | float
+    power_factor: str | float
     clock: Quantity | None
     power_limit: Quantity | None
     engine: str | None

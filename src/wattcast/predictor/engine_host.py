@@ -17,7 +17,7 @@ slower than a step that is repeated, and has host times of its own."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 
 import numpy as np
@@ -79,6 +79,15 @@ class HostCoefficients:
     launch_spread: float  # standard deviation of the logarithm of a launch layer by layer
     launch_memory: float  # correlation of that logarithm with the one of the step before
     visible_memory: float  # memory an engine sees, as a multiple of the nominal one
+
+
+_DEVICE_TIMES = ("switch_s", "sample_s", "governor_s")
+# What the host does itself; the others are times of the GPU.
+_OWN_TIMES = tuple(
+    field.name
+    for field in fields(HostCoefficients)
+    if field.name.endswith("_s") and field.name not in _DEVICE_TIMES
+)
 
 
 @dataclass(frozen=True)
@@ -177,6 +186,11 @@ class HostTimes(HostCoefficients):
             scans=scans,
             expert_scans=expert_scans,
         )
+
+    def scale(self, factor: float) -> HostTimes:
+        """Return the times of a host that takes ``factor`` times as long for all that it does."""
+        times = {name: factor * getattr(self, name) for name in _OWN_TIMES}
+        return replace(self, **times)
 
     def capture_large_graphs(self) -> HostTimes:
         """Return the times of an engine that captures steps of up to 1024 tokens."""

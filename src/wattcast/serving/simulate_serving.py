@@ -261,6 +261,7 @@ def _tabulate_engine(
         clock_hz=settings.read_number("clock_hz"),
         power_limit_w=settings.read_number("power_limit_w"),
     )
+    costs = costs.tell_factors(engine.host_factor, engine.power_factor)
     if engine.cache_tokens is None:
         return costs
     room_tokens = costs.groups.convert_engine_tokens(

@@ -106,6 +106,20 @@ class StepCosts:
             waiting_w=idle_w * self.host.waiting_power,
         )
 
+    def tell_factors(self, host: float, power: float) -> StepCosts:
+        """Return the costs on a host and a card that take more or less than the usual ones.
+
+        ``host`` scales what the host does in a step, ``power`` the joules of a step. The idle power
+        of cards differs less, and stays.
+        """
+        if host == power == 1.0:
+            return self
+        told: dict[str, Any] = {}
+        for name, table in self._tables.items():
+            seconds, joules = np.split(table, 2, axis=-1)
+            told[name] = np.concatenate([seconds, power * joules], axis=-1)
+        return replace(self, **told, host=self.host.scale(host))
+
     def limit_power(self, limit_w: float) -> StepCosts:
         """Return the costs under another power limit, with what was derived from the tables."""
         limited = replace(self, limit_w=limit_w)
