@@ -55,6 +55,7 @@ class Environment:
             width=width,
             soft_wrap=False,
             highlight=False,
+            emoji=False,
         )
 
     def json(self, out: object) -> None:

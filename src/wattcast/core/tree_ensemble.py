@@ -23,7 +23,7 @@ _MANY_ROWS = 1024  # from which masks of leaves gain more than making them takes
 _LOOK = 5  # levels after which it is worth a look whether all rows have reached a leaf
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class TreeEnsemble:
     """Sum of trees plus a constant; ``features`` names the columns it reads, in order."""
 
@@ -130,7 +130,7 @@ def tree_depth(left: NodeIndex, right: NodeIndex) -> int:
 _MOST_LEAVES = 16
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class LeafMasks:
     """Trees of at most 16 leaves, whose leaves are found without walking [Lucchese2015].
 
@@ -237,7 +237,7 @@ def _lowest_bits() -> npt.NDArray[np.uint8]:
     return np.append(0, np.log2(numbers & -numbers)).astype(np.uint8)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class TreeWalk:
     """Trees laid end to end to be walked from the root down, every node twice: to the right, then
     to the left.

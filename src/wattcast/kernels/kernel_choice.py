@@ -174,7 +174,7 @@ def _log_side_ratio(m: Array, n: Array) -> Array:
 _VOTE_ARRAYS = ("feature", "threshold", "left", "right", "candidate")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class TreeVotes:
     """Decision trees of which each votes for a candidate; arrays ``(tree, node)``."""
 
@@ -237,7 +237,7 @@ class TreeVotes:
         return cls(threshold=np.asarray(saved["threshold"], dtype=np.float64), **indices)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class KernelChooser:
     """Candidates of products that a library chooses for alike, and the weights that choose."""
 

@@ -32,7 +32,7 @@ from wattcast.kernels.kernel_labels import (
 RowIndex = npt.NDArray[np.intp]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class KernelPicks:
     """Kernels each product may run and how likely each is, ``(row, pick)``; the likeliest first."""
 

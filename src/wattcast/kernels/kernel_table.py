@@ -149,7 +149,7 @@ USUAL_CONDITION = RunCondition()
 COUNTED_ROTATION = "counted"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class ConditionColumns:
     """The conditions of all rows as columns, each ``(row,)``."""
 
@@ -222,7 +222,7 @@ def _usual_columns(count: int) -> ConditionColumns:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class KernelWork:
     """Work of all kernels before any clock is known, each column ``(kernel,)``."""
 
@@ -321,7 +321,7 @@ def root_family(kernel_family: str) -> str:
     return words[0]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class IssueSegment:
     """A stretch of the issue order that runs ``repeat`` times: rows of ``Kernels`` and counts."""
 
@@ -333,7 +333,7 @@ class IssueSegment:
     step_share: Array | float = 1.0  # (*sweep,) of the step's time, where the step was divided
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Kernels:
     """Distinct kernels on the last axis, and the order in which the host issues them."""
 

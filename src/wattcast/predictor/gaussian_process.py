@@ -24,7 +24,7 @@ _PAIRS = 2**16  # of rows and points whose distances stay in a cache
 _LOG2_E = np.log2(np.e)  # scales coordinates so that 2^-r stands for exp(-r), which takes longer
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class GaussianProcess:
     """Points in scaled coordinates, and what each adds."""
 

@@ -57,7 +57,7 @@ _TIGHT = 1e-10  # share of the limit that ends the search within ``SECANT_STEPS`
 _CLOSE = 1e-8  # share of the limit that ends the search after ``SECANT_STEPS``
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class GovernedStretch:
     """A stretch of a run at the clock that the governor settles at.
 
@@ -81,7 +81,7 @@ class GovernedDivision:
     stretches: tuple[GovernedStretch, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class GovernedPoint:
     """The operating point that the governor settles at."""
 
@@ -188,7 +188,7 @@ class AskedRun:
         return point, self.runner.sum_up(settled.run), settled.run
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class _ClockBounds:
     """The clocks between which the governor chooses, and the power that it holds."""
 
@@ -212,7 +212,7 @@ def _find_bounds(
     return _ClockBounds(asked_hz, least_hz, limit_w * bundle.governor_share)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class _SettledRun:
     """A run at the clock that the governor settles at; ``GovernedPoint`` describes the fields."""
 
@@ -362,7 +362,7 @@ def _govern_division(
     return GovernedDivision(division.points, tuple(governed))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class _JoinedRun:
     """Stretches that follow one another, as one run."""
 

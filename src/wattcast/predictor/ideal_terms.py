@@ -25,7 +25,7 @@ from wattcast.predictor.timeline import count_rounds, count_waves
 RATE_FEATURES = ("log_time", "rate_dram", "rate_l2", "rate_pipe", "rate_active")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class IdealTerms:
     """Ideal terms of the phases of each kernel, ``(kernel,)``; ``predictor.kernel_phases`` says how
     λ scale them.

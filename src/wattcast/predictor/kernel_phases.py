@@ -125,7 +125,7 @@ def build_timeline(
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class MainBounds:
     """What bounds the main loop of kernels; each broadcasts to ``(*sweep, kernel)``.
 
@@ -209,7 +209,7 @@ def lay_out_timeline(
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class KernelScale:
     """The fitted λ and the learned factors of each kernel, ``(kernel,)``."""
 

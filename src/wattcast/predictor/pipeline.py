@@ -113,7 +113,7 @@ def kernel_activity(
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class WorkloadTotals:
     """Figures of a whole workload at a clock; each ``(*sweep,)``."""
 
@@ -128,7 +128,7 @@ class WorkloadTotals:
         return self.power_w * self.latency_s
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class KernelDetail:
     """Figures of a workload at a clock by kernel and by part of the power."""
 
@@ -387,7 +387,7 @@ def _find_decoding(timeline: Timeline) -> Mask:
     return decodes & ~prompts
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class ClockedTimeline:
     """A timeline at a set clock."""
 
@@ -514,7 +514,7 @@ def detail_at_clock(
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class StretchDetail:
     """The detail of a stretch of a run."""
 

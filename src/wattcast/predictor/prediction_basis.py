@@ -37,7 +37,7 @@ from wattcast.predictor.unmeasured_kernels import UnmeasuredKernels, find_unmeas
 from wattcast.workload.graph import Graph
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class PredictionBasis:
     """What a prediction was computed from."""
 

@@ -65,7 +65,7 @@ class KernelPhase:
         return self.change(take_rows, take_rows)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class IssueOrder:
     """The issue order of all segments laid end to end, with what issuing costs the host."""
 
@@ -78,7 +78,7 @@ class IssueOrder:
     many: bool  # whether any kernel is issued several times in a row
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Timeline:
     """Clock-free cost and event counts of each kernel."""
 
@@ -324,7 +324,7 @@ def compute_latency_s(
     return np.asarray(end_s - ahead_s)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class EngineStretch:
     """Neighbouring segments that are one run of equal steps of an engine, and what it takes."""
 

@@ -105,7 +105,7 @@ class _Library(NamedTuple):
         return self.is_fp8 and not (self.is_before_hopper or self.is_blackwell)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class _Walks:
     """The blocks of keys that tiles walk over, one entry for each group of alike sequences."""
 
