@@ -39,6 +39,20 @@ def test_programs_that_are_the_same_take_half_more_on_half_of_the_lanes() -> Non
     assert ratios == [pytest.approx(1.5, abs=0.1)] * len(ratios)
 
 
+@pytest.mark.parametrize("name", ["v100-sxm", "a100-sxm-80gb", "rtx-a6000"])
+@pytest.mark.parametrize("group", ["elementwise.batchnorm.train", "elementwise.batchnorm.backward"])
+def test_a_load_takes_as_many_seconds_on_every_card(name: str, group: str) -> None:
+    """Statistics of batch norm walk over a channel one load after another. Counted as instructions,
+    half of which take longer on 64 fp32 lanes, they took a V100 twice as long.
+    """
+    parent = shipped_bundle("h200")
+    assert parent is not None
+    gpu = load_gpu(name)
+    parent_s = parent.corrections[group].serial_cycle / load_gpu("h200").clocks.max_hz
+    carried_s = forecast_bundle(gpu).corrections[group].serial_cycle / gpu.clocks.max_hz
+    assert carried_s == pytest.approx(parent_s, rel=1e-9)
+
+
 def test_loads_fit_between_the_arithmetic_of_an_sm_with_64_lanes() -> None:
     """fp32 products on CUDA cores take 1.2 times their arithmetic on an H200, whose 128 lanes take
     every slot of the schedulers, and next to none more on an A100.

@@ -125,6 +125,11 @@ class ReferenceChip:
         """Whether its tensor cores multiply fp4, which they do from Blackwell on."""
         return "tensor_fp4_flop" in self.per_cycle
 
+    @property
+    def has_tf32(self) -> bool:
+        """Whether its tensor cores multiply fp32 rounded to TF32."""
+        return "tensor_tf32_flop" in self.per_cycle
+
 
 @dataclass(frozen=True)
 class RunCondition:

@@ -86,7 +86,17 @@ def test_squad_computes_no_logits_of_the_vocabulary(reference: Path) -> None:
     assert np.median(list(gaps.values())) < 0.04, gaps
 
 
-def test_trained_bert_meets_the_goal_of_long_runs(reference: Path) -> None:
-    """Its weights are updated as ``run_squad.py`` does; a fused update left it 10.6 % too fast."""
-    rows = {row["quantity"]: row for row in training_speed_rows(reference)}
-    assert rows["latency, BERT on V100 and A100"]["mape"] <= 8.0
+def test_long_runs_on_v100_and_a100_meet_the_goal(reference: Path) -> None:
+    """BERT's weights are updated as ``run_squad.py`` does; a fused update left it 10.6 % too fast.
+    ResNet-50 was 18 % too slow: a block of batch norm's statistics waited for loads as if they were
+    arithmetic, and a V100 had no Winograd.
+    """
+    judged = [row for row in training_speed_rows(reference) if row["must"] is not None]
+    assert {row["quantity"] for row in judged} == {
+        "latency, v100-sxm",
+        "latency, a100-pcie-40gb",
+        "latency, BERT on V100 and A100",
+        "latency, ResNet-50 on V100 and A100",
+    }
+    for row in judged:
+        assert row["mape"] <= row["must"], row

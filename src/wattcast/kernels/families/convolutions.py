@@ -74,6 +74,7 @@ class ConvolutionCoefficients(Coefficients):
     tap_byte: float  # of a filter tap that an implicit product takes at a time
     many_channels: int  # beyond which Hopper's kernels take twice as many
     least_tap_channels: float  # that Hopper's kernels take at a time at least
+    winograd_saving: float  # how much less work Winograd's kernels do than direct ones
 
 
 CONVOLUTIONS = load_coefficients("convolutions", ConvolutionCoefficients)
@@ -121,6 +122,9 @@ def convolution_work(
         picks,
         reference,
     )
+    saved_share = _save_by_winograd(ops, shapes, reference)
+    saved_columns = ("unit_flop", "steps", "load_byte", "shared_byte")
+    tile |= {name: tile[name] * (1.0 - saved_share) for name in saved_columns}
     layouts = _choose_layouts(shapes, picks)
 
     untouched_byte = shapes.image_byte * (1.0 - shapes.touched_share) * (shapes.dgrad == 0)
@@ -132,6 +136,7 @@ def convolution_work(
         read_byte,
         reference,
     )
+    work["padded_flop"] = -saved_share * np.array([op.flop for op in ops], dtype=np.float64)
     depthwise_kinds = _name_depthwise(ops, shapes)
     work = _with_depthwise(work, ops, depthwise_kinds, read_byte + shapes.write_byte)
 
@@ -156,6 +161,29 @@ def _find_forms(
     """Return whether each convolution has groups, and as which depthwise kind it runs."""
     has_groups = [op.groups > 1 for op in ops]
     return CodedColumn(*index_distinct(zip(has_groups, depthwise_kinds, strict=True)))
+
+
+def _save_by_winograd(
+    ops: Sequence[Conv2d],
+    shapes: ConvolutionShapes,
+    reference: ReferenceChip,
+) -> Array:
+    """Return the share of each convolution's work that Winograd's algorithm saves [Lavin2016].
+
+    Where a chip has no TF32, convolutions in fp32 run on CUDA cores, and cuDNN's kernels of 3 x 3
+    filters transform tiles of the image so as to multiply less. Elsewhere fp32 convolutions run on
+    tensor cores, or by direct kernels, as nearly all did that were measured on an H200.
+    """
+    if reference.has_tf32 or not np.any(shapes.simt):
+        return np.zeros(len(ops))
+    is_square = np.array([op.r == op.s == 3 for op in ops])
+    has_unit_stride = shapes.stride == 1.0
+    has_filters = (shapes.groups == 1.0) & (shapes.simt > 0)
+    return np.where(
+        is_square & has_unit_stride & has_filters,
+        1.0 - 1.0 / CONVOLUTIONS.winograd_saving,
+        0.0,
+    )
 
 
 def _count_work(

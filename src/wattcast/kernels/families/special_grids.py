@@ -40,6 +40,7 @@ class SpecialGridCoefficients(Coefficients):
     memory_slowdown: float  # share by which these grow where operands come from device memory
     cudnn_kept_steps: float  # share of the loads of a channel that cuDNN keeps on its SM
     cudnn_last_steps: float  # the same, channels last
+    cudnn_slots: float  # blocks of 512 threads that an SM holds where a channel is walked
     cudnn_reduce_steps: float  # loads that a sum over a block takes as long as in cuDNN
     reduce_steps: float  # the same in PyTorch
     column_cycles: float  # of an element of a sum over rows
@@ -229,9 +230,11 @@ def _cudnn_statistics(
     if shape.channels_last:
         steps = steps_with_misses(GRIDS.cudnn_last_steps * loads, missing)
         return LaunchGrid(sums.blocks, steps, sums.slots, launches=2.0)
-    share = GRIDS.cudnn_kept_steps if shape.channel_values <= GRIDS.cudnn_kept_values else 1.0
+    is_kept = shape.channel_values <= GRIDS.cudnn_kept_values
+    share = GRIDS.cudnn_kept_steps if is_kept else 1.0
+    slots = sums.slots if is_kept else GRIDS.cudnn_slots
     steps = GRIDS.cudnn_reduce_steps + steps_with_misses(share * loads, missing)
-    return LaunchGrid(sums.blocks, steps, sums.slots)
+    return LaunchGrid(sums.blocks, steps, slots)
 
 
 def _scale_images(

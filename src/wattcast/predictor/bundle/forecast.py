@@ -146,6 +146,7 @@ class ForecastRule(msgspec.Struct, forbid_unknown_fields=True):
     l2_bound: list[str]
     integer_groups: list[str]
     issue_bound: list[str]
+    load_chains: list[str]
     host: dict[str, str]
     idle: IdleRule
     voltage: VoltageRule
@@ -481,6 +482,8 @@ def _carry_correction(
         changed = replace(changed, l2=changed.l2 / _compare_loads(gpu, rule))
     if group.partition(".")[0] in rule.same_programs:
         instructions = 1.0 - FORECAST.fp32_instructions + FORECAST.fp32_instructions / lanes
+        if group in rule.load_chains:  # a load takes as many seconds on every card
+            instructions = _divide(gpu.clocks.max_hz, chip.clocks.max_hz)
         changed = replace(
             changed,
             serial_cycle=c.serial_cycle * instructions,
