@@ -8,13 +8,20 @@ How power moves around the limit was fitted to two of these runs after they had 
 
 from __future__ import annotations
 
+import importlib
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
+from studies.power_traces import judge_power_traces
 from studies.power_traces.collect_runs import summarise_host, thin_sensors
 from studies.power_traces.judge_power_traces import Figure, Machine, judge_run, read_runs
 
+from wattcast.lab.campaigns.engine_campaign import LOAD_POINTS, choose_models
+from wattcast.lab.campaigns.model_campaign import find_dims
+
+FOLDER = Path(judge_power_traces.__file__).parent
 MOST = {
     "tokens/s": 0.02,
     "J/token": 0.03,
@@ -157,3 +164,25 @@ def test_runs_keep_what_the_host_took_to_launch() -> None:
         "launch_s": [0.002, 0.004, 0.01, 0.014, None],
     }
     assert summarise_host(steps) == pytest.approx({"decode_s": 0.003, "prompts_s": 0.012})
+
+
+@pytest.mark.parametrize("card", ["one", "two"])
+def test_the_next_campaign_can_be_measured_in_ten_minutes(card: str, monkeypatch) -> None:
+    """Every model, shape and job of it is planned, and its loads fit the time of the card."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    campaign = importlib.import_module("studies.power_traces.run_campaign")
+    plan = campaign.PLANS[card]
+    models = choose_models(plan.models)
+    loads_s = [
+        LOAD_POINTS[part].duration_s + LOAD_POINTS[part].drain_s
+        for model in models
+        for part in model.parts
+    ]
+    assert campaign.START_S + sum(loads_s) <= plan.serving_s
+    assert max(model.start_s for model in models) <= campaign.START_S
+    assert find_dims(plan.job.model).layers > 0
+    stages = campaign.list_commands(plan, FOLDER)
+    assert sum(seconds for _, _, seconds in stages) <= 600.0
+    measured = {run["model"] for run in read_runs()}
+    assert not measured & {model.name for model in models}
+    assert plan.job.model not in measured
