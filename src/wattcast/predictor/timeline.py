@@ -488,6 +488,50 @@ class ClockLaw:
         """Return the load on the supply of one unit of tensor activity at a set clock."""
         return np.asarray(self.toggling * (clock_hz / self.top_hz) ** self.clock_power)
 
+    def carry(self, load: Array) -> Array:
+        """Return the ratio of effective to set clock under a load on the supply.
+
+        A supply that carries an effective clock at some set clock carries it at every higher one,
+        which skips cycles. So where the line falls faster than the set clock rises, from a crest
+        x_c on, the effective clock stays: R(x) = R(x_c)·(x_c/x)^(1/p).
+        """
+        # transposed, the load of a sweep lies end to end
+        ratio = np.asarray(np.interp(load.T, self.activity, self.ratio).T)
+        for crest_load, clock in self._crests:
+            beyond = load > crest_load
+            if beyond.any():
+                held = clock * load[beyond] ** (-1.0 / self.clock_power)
+                ratio[beyond] = np.maximum(ratio[beyond], held)
+        return ratio
+
+    @cached_property
+    def is_level(self) -> bool:
+        """Whether no load changes the ratio."""
+        return bool((self.ratio == self.ratio[0]).all())
+
+    @cached_property
+    def _crests(self) -> list[tuple[float, float]]:
+        """Loads from which on a higher set clock would run slower by the line, and the effective
+        clock there, load^(1/p)·ratio, relative to the set clock of a load of one.
+
+        On a piece r_0 - s·(x - x_0) that clock is highest at x = (r_0/s + x_0) / (1 + p).
+        """
+        if self.clock_power == 0.0:
+            return []
+        crests = []
+        for place in range(len(self.activity) - 1):
+            start, end = self.activity[place : place + 2].tolist()
+            high, low = self.ratio[place : place + 2].tolist()
+            if low >= high:
+                continue
+            slope = (high - low) / (end - start)
+            highest = (high / slope + start) / (1.0 + self.clock_power)
+            crest = max(highest, start)
+            if crest < end:
+                ratio = high - slope * (crest - start)
+                crests.append((crest, crest ** (1.0 / self.clock_power) * ratio))
+        return crests
+
 
 def compute_effective_hz(
     timeline: Timeline,
@@ -496,18 +540,105 @@ def compute_effective_hz(
 ) -> Array:
     """Compute the effective clock of each kernel; it broadcasts to ``(*sweep, kernel)``.
 
-    Tensor activity is taken at the set clock, one step instead of a fixed point: a slower clock
-    raises the activity of memory-bound kernels only, whose time hardly depends on it.
+    Activity is the share of the cycles that a kernel really takes, so its wait for device memory
+    counts in cycles of the effective clock, y times the set clock f:
+
+        y = R(B·load / T(y)),    T(y) = Σ_phase max(cycles, seconds·f·y)
+
+    T and R rise with y, R by less than in proportion where ``ClockLaw.carry`` holds it, so there is
+    one such y. What a phase that only waits takes is counted at the set clock.
     """
     set_hz = np.asarray(clock_hz, dtype=np.float64)
     if law is None:
         return set_hz
-    cycles = compute_kernel_s(timeline.tensor_phases, set_hz) * set_hz
-    no_activity = np.zeros(cycles.shape, order="F")
-    busy = np.divide(timeline.tensor_cycles, cycles, out=no_activity, where=cycles > 0)
-    activity = busy * law.load(set_hz)
-    running_hz = np.full((*activity.shape[:-1], len(timeline.calls)), law.without, order="F")
-    # transposed, the activity lies end to end
-    running_hz[..., timeline.tensor_rows] = np.interp(activity.T, law.activity, law.ratio).T
+    steady, waits = _split_waits(timeline.tensor_phases, set_hz)
+    load = timeline.tensor_cycles * law.load(set_hz)
+    highest = float(law.ratio.max())
+    ratio = law.carry(_divide_cycles(load, _add_waits(steady, waits, highest)))
+    if not law.is_level:
+        _settle_waits(law, steady, waits, load, ratio)
+    running_hz = np.full((*ratio.shape[:-1], len(timeline.calls)), law.without, order="F")
+    running_hz[..., timeline.tensor_rows] = ratio
     running_hz *= set_hz
     return running_hz
+
+
+# Cycles of a phase on the chip, and those of the set clock that it waits for device memory
+_Waits = list[tuple[Array, Array]]
+# Numerics of ``_settle_waits``: changing them changes no result that anybody would see.
+_SETTLED = 1e-12  # of the set clock, within which an effective clock no longer moves
+_MOST_SETTLING_STEPS = 40
+_LEAST_RISE = 0.25  # of the excess over the ratio, which keeps steps short
+
+
+def _split_waits(phases: tuple[KernelPhase, ...], set_hz: Array) -> tuple[Array, _Waits]:
+    """Return the cycles of phases that no effective clock changes, and the other phases."""
+    steady: Array = np.zeros(())
+    waits: _Waits = []
+    for phase in phases:
+        if phase.cycles is None:
+            if phase.seconds is not None:
+                steady = steady + phase.seconds * set_hz
+        elif phase.seconds is None:
+            steady = steady + phase.cycles
+        else:
+            waits.append((phase.cycles, phase.seconds * set_hz))
+    return steady, waits
+
+
+def _add_waits(steady: Array, waits: _Waits, ratio: Array | float) -> Array:
+    """Return the cycles of kernels whose effective clock is ``ratio`` of the set clock."""
+    cycles = steady
+    for own_cycles, wait_cycles in waits:
+        cycles = cycles + np.maximum(own_cycles, wait_cycles * ratio)
+    return cycles
+
+
+def _divide_cycles(load: Array, cycles: Array) -> Array:
+    """Return the load on the supply of each kernel; none of a kernel without cycles."""
+    no_load = np.zeros(np.broadcast_shapes(load.shape, cycles.shape), order="F")
+    return np.divide(load, cycles, out=no_load, where=cycles > 0)
+
+
+def _settle_waits(
+    law: ClockLaw,
+    steady: Array,
+    waits: _Waits,
+    load: Array,
+    ratio: Array,
+) -> None:
+    """Bring the ratio of kernels that wait for device memory to rest, in place.
+
+    It starts from what the highest ratio gives. Each kernel takes secant steps [Press2007, 9.2] of
+    its own and stays where it rests, so that a batch does what each of its members would alone.
+    """
+    highest = float(law.ratio.max())
+    waiting = np.zeros(ratio.shape, dtype=bool)
+    for own_cycles, wait_cycles in waits:
+        waiting |= wait_cycles * highest > own_cycles
+    if not waiting.any():
+        return
+    places = np.nonzero(waiting)
+
+    def pick(values: Array) -> Array:
+        return np.asarray(np.broadcast_to(values, ratio.shape)[places])
+
+    steady = pick(steady)
+    load = pick(load)
+    waits = [(pick(own_cycles), pick(wait_cycles)) for own_cycles, wait_cycles in waits]
+
+    last = np.full(steady.shape, highest)
+    now = pick(ratio)
+    last_excess = last - now
+    for _ in range(_MOST_SETTLING_STEPS):
+        excess = now - law.carry(_divide_cycles(load, _add_waits(steady, waits, now)))
+        moves = np.abs(excess) > _SETTLED
+        if not moves.any():
+            break
+        rise = np.ones(now.shape)
+        np.divide(excess - last_excess, now - last, out=rise, where=now != last)
+        step = np.where(moves, excess / np.maximum(rise, _LEAST_RISE), 0.0)
+        last = np.where(moves, now, last)
+        last_excess = np.where(moves, excess, last_excess)
+        now = now - step
+    ratio[places] = now
