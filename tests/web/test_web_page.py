@@ -359,6 +359,36 @@ def test_power_over_time_and_the_inside_of_a_kernel_are_drawn(open_page, call) -
     assert " W, most of it " in page.get_attribute("#power svg", "aria-valuetext")
 
 
+def test_a_click_on_a_column_looks_inside_its_kernel(open_page) -> None:
+    """Only a list of names in another card did, which nobody looked for there."""
+    page = opened(open_page, "predict")
+    numbers = page.evaluate(
+        "[...document.querySelectorAll('#kernel-which option')].map((option) => option.value)"
+    )
+    asked: list[str] = []
+    page.on(
+        "request",
+        lambda r: (
+            asked.append(str(json.loads(r.post_data)["kernel"]))
+            if r.url.endswith("/api/kernel")
+            else None
+        ),
+    )
+    seen = "document.querySelector('#in-kernel').getBoundingClientRect().top < innerHeight"
+    drawn = "!document.querySelector('#in-kernel.stale') && document.querySelector('#kernel rect')"
+    page.locator("#area .column[data-index='1'] rect").first.click()
+    until(page, f"{seen} && {drawn}")
+    assert asked[-1] == page.input_value("#kernel-which") == numbers[1]
+
+    page.focus("#area svg")
+    page.keyboard.press("Home")
+    page.keyboard.press("Enter")
+    until(page, f"{seen} && {drawn} && document.querySelector('#kernel-which').value")
+    page.wait_for_timeout(500)
+    until(page, drawn)
+    assert asked[-1] == page.input_value("#kernel-which") == numbers[0]
+
+
 def test_compare_opens_filled(open_page) -> None:
     page = opened(open_page, "predict")
     page.click("#tab-compare")

@@ -6,8 +6,9 @@ const NS = "http://www.w3.org/2000/svg";
 export function svg(name, attributes = {}, ...inside) {
   const made = document.createElementNS(NS, name);
   for (const [key, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined) continue;
     if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
-    else if (value !== null && value !== undefined) made.setAttribute(key, value);
+    else made.setAttribute(key, value);
   }
   made.append(...inside);
   return made;
@@ -41,7 +42,7 @@ function shownAxis(into, axis, label) {
   return axis;
 }
 
-// ``points`` are {x, y, text}; ``draw`` draws the chart again. ``keys``: the chart itself takes the focus and the arrow keys.
+// ``points`` are {x, y, text, open}; Enter calls ``open`` of the point that is read. ``draw`` draws the chart again. ``keys``: the chart itself takes the focus and the arrow keys.
 function readable(into, { root, sx, sy, box, x, whole, label, xName }, points, draw, keys = true) {
   const seen = points.map((p) => ({ ...p, px: sx(p.x), py: p.y === undefined ? null : sy(p.y) })).filter((p) => p.px >= box.left - 1 && p.px <= box.right + 1);
   const rule = svg("line", { y1: box.top, y2: box.bottom, class: "rule" }), said = svg("text", { y: xName.getAttribute("y"), x: box.right, "text-anchor": "end", class: "strong" });
@@ -94,7 +95,8 @@ function readable(into, { root, sx, sy, box, x, whole, label, xName }, points, d
   root.addEventListener("dblclick", showAll);
   root.addEventListener("keydown", (event) => {
     const { key } = event, by = { ArrowLeft: -1, ArrowRight: 1, Home: -1e6, End: 1e6 }[key];
-    if (by && keys && seen.length) read(Math.min(Math.max(now + by, 0), seen.length - 1));
+    if (key === "Enter" && seen[now]?.open) seen[now].open();
+    else if (by && keys && seen.length) read(Math.min(Math.max(now + by, 0), seen.length - 1));
     else if (key === "+" || key === "=") scaleBy(0.5);
     else if (key === "-") scaleBy(2);
     else if (key === "Escape" && x.zoomed) showAll();
@@ -152,6 +154,7 @@ export function legend(into, items) {
 export const moduleLegend = (into, names) => legend(into, names.map((name) => [name, moduleClass(name)]));
 
 // Where the power goes: a column per operator, as wide as its time and as high as its power, so that area is energy.
+// A column with ``open`` answers a click, and Enter.
 export function powerArea(into, columns, parts, mean, label) {
   const total = columns.reduce((sum, c) => sum + c.seconds, 0);
   const most = Math.max(mean, ...columns.map((c) => c.watts.reduce((a, b) => a + b, 0))) * 1.05;
@@ -163,7 +166,7 @@ export function powerArea(into, columns, parts, mean, label) {
   columns.forEach((column, index) => {
     const right = left + (100 * column.seconds) / total;
     let below = 0;
-    const group = svg("g", { class: "column", "data-index": index });
+    const { open } = column, group = svg("g", { class: open ? "column open" : "column", "data-index": index, onclick: open });
     column.watts.forEach((watts, part) => {
       if (watts <= 0) return;
       group.append(svg("rect", {
@@ -173,7 +176,7 @@ export function powerArea(into, columns, parts, mean, label) {
       below += watts;
     });
     const largest = parts.map((name, part) => [name, column.watts[part]]).sort((a, b) => b[1] - a[1]).slice(0, 2).map(([name, watts]) => `${name} ${number(watts)} W`);
-    points.push({ x: (left + right) / 2, text: `${column.mark} ${column.name}: ${number(below)} W, most of it ${largest.join(" and ")}` });
+    points.push({ x: (left + right) / 2, text: `${column.mark} ${column.name}: ${number(below)} W, most of it ${largest.join(" and ")}`, open });
     if (sx(right) - sx(left) > Math.max(16, 7 * column.mark.length)) group.append(svg("text", { x: (sx(left) + sx(right)) / 2, y: Math.max(sy(below) - 5, box.top - 2), "text-anchor": "middle", class: "strong" }, column.mark));
     layer.append(group);
     left = right;

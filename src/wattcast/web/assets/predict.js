@@ -56,13 +56,26 @@ const powerSlot = new Slot(asked("/api/power", () => roomless(viewRequest(config
 const kernelSlot = new Slot(asked("/api/kernel", () => kernelRequest(config(), Number($("kernel-which").value) || 1)), pictures("kernel"), dim("kernel"), 200);
 const roomless = ({ price_per_h, electricity_per_kwh, ...rest }) => rest;
 let inSight = false;
-new IntersectionObserver((entries) => { inSight = entries.some((entry) => entry.isIntersecting); lookInside(); }, { rootMargin: "200px" }).observe($("over-time"));
+const cardsInSight = new Set();
+const watcher = new IntersectionObserver((entries) => {
+  for (const entry of entries) cardsInSight[entry.isIntersecting ? "add" : "delete"](entry.target);
+  inSight = cardsInSight.size > 0;
+  lookInside();
+}, { rootMargin: "200px" });
+for (const id of ["over-time", "in-kernel"]) watcher.observe($(id));
 $("kernel-which").addEventListener("change", () => kernelSlot.refresh());
 
 function lookInside() {
   if (!view.now || !inSight) return;
   if (!view.power) powerSlot.refresh(); // what is drawn again loses the focus
   if (!view.kernel) kernelSlot.refresh();
+}
+
+function openKernel(number) { // of a column that was clicked
+  $("kernel-which").value = number;
+  view.kernel = null; // asked for as the card comes into sight
+  $("in-kernel").scrollIntoView({ block: "nearest" });
+  lookInside();
 }
 
 function drawPower() {
@@ -127,7 +140,7 @@ function drawAnswer(v) {
 
 function drawArea(v) {
   const p = v.prediction, parts = p.modules.map((m) => m.name);
-  const shown = v.groups.slice(0, MOST_COLUMNS).map((g, i) => ({ name: g.name, mark: String(i + 1), seconds: g.latency_s, joules: g.energy_j, count: g.count, part_j: g.part_j }));
+  const shown = v.groups.slice(0, MOST_COLUMNS).map((g, i) => ({ name: g.name, mark: String(i + 1), seconds: g.latency_s, joules: g.energy_j, count: g.count, part_j: g.part_j, open: () => openKernel(g.kernel) }));
   const left = (key, total) => total - shown.reduce((sum, g) => sum + g[key], 0);
   const wait = Math.max(p.latency_s - p.busy_s, 0);
   const rest = left("seconds", p.latency_s);
@@ -137,7 +150,7 @@ function drawArea(v) {
   }
   const columns = shown.map((g) => ({ ...g, watts: g.part_j.map((j) => j / g.seconds) }));
   const ranked = p.modules.map((m) => [m.name, m.power_w, m.utilisation]).sort((a, b) => b[1] - a[1]);
-  $("area-said").textContent = `Wide is long, high is power, area is energy. Most goes to ${ranked[0][0]} (${percent(ranked[0][1] / p.power_w)}) and ${ranked[1][0]} (${percent(ranked[1][1] / p.power_w)}).`;
+  $("area-said").textContent = `Wide is long, high is power, area is energy; click a column to look inside. Most goes to ${ranked[0][0]} (${percent(ranked[0][1] / p.power_w)}) and ${ranked[1][0]} (${percent(ranked[1][1] / p.power_w)}).`;
   powerArea($("area"), columns, parts, p.power_w, `Power by operator and module: mean ${show(p.power_w, "W")}, most of it ${ranked[0][0]}`);
   moduleLegend($("area-legend"), ranked.filter(([, watts]) => watts > 0.001 * p.power_w).map(([name]) => name));
   $("area-list").replaceChildren(...columns.map((g) => element("li", {}, element("b", {}, g.mark), element("span", {}, g.name), element("span", {}, percent(g.joules / p.energy_j)),
