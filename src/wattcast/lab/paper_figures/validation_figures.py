@@ -315,7 +315,7 @@ def draw_error_by_size(held_rows: HeldOutRows, gpu: str) -> Figure:
     at = held_rows.is_random("burst")
     measured = held_rows.latency_s[at]
     families = np.array(held_rows.family)[at]
-    bare, regressed = _simpler(gpu, int(at.sum()))
+    bare, regressed = predict_simply(gpu, int(at.sum()))
     named = {"Wattcast": held_rows.predicted_latency_s[at], "ideal scaffold, nothing fitted": bare}
     named["FLOPs and bytes, by family"] = regressed
     colours = dict(zip(named, (OURS, _BARE, _THEIRS), strict=True))
@@ -359,7 +359,7 @@ def draw_error_by_size(held_rows: HeldOutRows, gpu: str) -> Figure:
     )
 
 
-def _simpler(gpu: str, count: int) -> tuple[Array, Array]:
+def predict_simply(gpu: str, count: int) -> tuple[Array, Array]:
     """Return the latency of the same rows from the ideal scaffold and from the regression."""
     rows = kernel_rows.load_kernel_rows(gpu)
     test = rows.to_judge() & rows.is_kind("burst") & on_random_data(rows)
