@@ -73,7 +73,7 @@ def test_names_and_inputs_are_used(source: FigureSource) -> None:
     used = {name.partition("/")[0] for name in re.findall(r"<!--fig:([^>\s]+?)-->", text)}
     sets = {name.partition(".")[0] for name in used}
     assert set(source.names.sets) <= sets
-    assert set(source.names.records) <= used
+    assert set(source.names.studies) == {name for name in used if name.startswith("study.")}
     plain = " ".join(text.split())
     assert [words for words in source.names.inputs if words not in plain] == []
 
@@ -103,7 +103,7 @@ def test_figures_are_filled_and_found(tmp_path: Path) -> None:
     docs = tmp_path / "docs"
     docs.mkdir()
     names = (
-        "sets: {s: a set}\nrecords: {}\nchanges: {}\ninputs: {90 % interval: level}\npages: {}\n"
+        "sets: {s: a set}\nstudies: {}\nchanges: {}\ninputs: {90 % interval: level}\npages: {}\n"
     )
     (docs / "figures.yaml").write_text(names)
     row = {"set": "a set", "quantity": "time, long", "n": 1200, "mape": 2.94, "coverage": 91.25}
@@ -121,7 +121,10 @@ def test_figures_are_filled_and_found(tmp_path: Path) -> None:
     assert "$ wattcast gpus\nran gpus\n```" in text
     found = doc_figures.load_source(docs)
     assert doc_figures.find_unnamed_figures(text, found.names) == []
-    for words in ("It takes 5 ms.", "It draws 30 W.", "It lasts 12 s.", "A flop costs 0.6 pJ."):
+    for words in (
+        *("It takes 5 ms.", "It draws 30 W.", "It lasts 12 s.", "A flop costs 0.6 pJ."),
+        *("It moves 20 GB/s.", "It runs at 1.2 GHz.", "It is 1.5 times as long.", "It fills 3 MiB."),
+    ):
         assert len(doc_figures.find_unnamed_figures(words, found.names)) == 1, words
     assert doc_figures.find_stale_figures(text.replace("2.9 %", "3.1 %"), found) != []
     assert json.loads((docs / "ledger.json").read_text())["rows"] == [row]

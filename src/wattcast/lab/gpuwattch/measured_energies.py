@@ -135,14 +135,14 @@ _OTHER_IDLE = ("idle_context_off", "idle_host_busy")
 # Relative uncertainty of a coefficient that was carried over, added to the parent's interval in
 # quadrature: before any watt of the B200 was used its forecast was 32 % off, the one case where
 # carrying over could be checked (docs/method/component.md). It is taken for every GPU.
-_CARRIED_ERROR = 0.32
+CARRIED_ERROR = 0.32
 # Module energies that watts measured on the GPU itself moved in its bundle
 _MEASURED_ON = {
     "b200": ("tensor_fp16_flop", "l2_byte", "dram_read_byte", "dram_write_byte", "shared_byte")
 }
 # Relative uncertainty of those: the error of the B200's watts on held-out rows, once its other rows
 # had moved the energies (docs/method/component.md)
-_MEASURED_ERROR = 0.063
+MEASURED_ERROR = 0.063
 
 
 @dataclass(frozen=True)
@@ -545,7 +545,7 @@ def _carry_values(
     values = {}
     for name, term in TERMS.items():
         energy_ratio = power.energy_j[term.module] / parent_power.energy_j[term.module]
-        error = _MEASURED_ERROR if term.module in measured_modules else _CARRIED_ERROR
+        error = MEASURED_ERROR if term.module in measured_modules else CARRIED_ERROR
         values[name] = parent_values[name].scaled(energy_ratio, error)
     top_hz = float(np.mean(gpu.clocks.max_hz))
     parent_top_hz = float(np.mean(parent_gpu.clocks.max_hz))
@@ -555,8 +555,8 @@ def _carry_values(
     sm_ratio = float(np.mean(gpu.sm_count)) / float(np.mean(parent_gpu.sm_count))
     cycle_ratio = power.energy_j["busy_sm_cycle"] / parent_power.energy_j["busy_sm_cycle"]
     active_ratio = cycle_ratio * sm_ratio * top_hz / parent_top_hz
-    values[CONSTANT] = parent_values[CONSTANT].scaled(idle_w / parent_idle_w, _CARRIED_ERROR)
-    values[ACTIVE] = parent_values[ACTIVE].scaled(active_ratio, _CARRIED_ERROR)
+    values[CONSTANT] = parent_values[CONSTANT].scaled(idle_w / parent_idle_w, CARRIED_ERROR)
+    values[ACTIVE] = parent_values[ACTIVE].scaled(active_ratio, CARRIED_ERROR)
     return values
 
 

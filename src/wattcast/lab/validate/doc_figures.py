@@ -5,9 +5,10 @@ A figure stands between two comments that a reader does not see:
 name of ``docs/figures.yaml``, a quantity, and after a slash how it is shown: ``/bare`` (no unit),
 ``/0`` (digits after the point), ``/n`` (rows), or another entry of the row, such as ``/coverage``.
 Other names are counts of the catalogue (``count.models``), coefficients
-(``coefficient.governor.reaction``, its value in ``wattcast/coefficients/governor.yaml``) and
-records: figures of one day that nothing can repeat, each with its date and evidence in
-``docs/figures.yaml``.
+(``coefficient.governor.reaction``, its value in ``wattcast/coefficients/governor.yaml``) and figures
+of studies (``study.tune-sixth``), each of which a command works out from measurements in the
+repository and keeps in ``docs/study-figures.json``. Figures of one day that nothing can repeat stand
+in the history of the method, without a name.
 
 The ledger behind the names is ``docs/ledger.json``, which `lab validate --write-docs` makes anew.
 Console blocks that begin with ``$ wattcast`` hold what that command prints.
@@ -47,22 +48,22 @@ from wattcast.workload.model_catalogue import list_models
 
 LEDGER_FILE = "ledger.json"
 FIGURES_FILE = "figures.yaml"
+STUDIES_FILE = "study-figures.json"
+_STUDY = "study."  # begins the names of figures that studies work out
 _COEFFICIENT = "coefficient."  # begins the names of coefficients
 _MARK = re.compile(r"<!--fig:([^>\s]+?)-->(.*?)<!--/fig-->", re.DOTALL)
 _CONSOLE = re.compile(r"(```console\n\$ (wattcast [^\n]*)\n)(.*?)(```)", re.DOTALL)
-# Numbers with a unit of time, power, energy or a share; not a part of a longer number or word.
+# Numbers with a unit of time, power, energy, memory, clock or speed, shares and factors; not a part of a
+# longer number or word.
+_UNITS = (
+    *("%", "s", "ms", "µs", "us", "seconds", "kW", "MW", "W", "watts"),
+    *("pJ", "nJ", "mJ", "kJ", "J", "KB", "MB", "GB", "TB", "KiB", "MiB", "GiB", "TiB"),
+    *("KB/s", "MB/s", "GB/s", "TB/s", "Hz", "kHz", "MHz", "GHz", "times"),
+)
 _FIGURE = re.compile(
     r"(?<![\w.,-])[±+-]?\d[\d,]*(?:\.\d+)?\s?"
-    r"(?:%|s|ms|µs|us|seconds|kW|MW|W|watts|pJ|nJ|mJ|kJ|J)(?![\w/='’])"
+    rf"(?:{'|'.join(sorted(_UNITS, key=len, reverse=True))})(?![\w/='’])"
 )
-
-
-class RecordedFigure(msgspec.Struct, forbid_unknown_fields=True):
-    """A figure of one day, which no command can repeat."""
-
-    value: str
-    made: str
-    evidence: str
 
 
 class PredictedChange(msgspec.Struct, forbid_unknown_fields=True, rename={"against": "from"}):
@@ -79,7 +80,7 @@ class FigureNames(msgspec.Struct, forbid_unknown_fields=True):
     """What ``docs/figures.yaml`` holds."""
 
     sets: dict[str, str]  # short name -> set of the ledger
-    records: dict[str, RecordedFigure]
+    studies: dict[str, str]  # name -> what works it out from which measurements
     changes: dict[str, PredictedChange]
     inputs: dict[str, str]  # words with a number that is chosen, published or asked for -> why
     pages: dict[str, str]  # pages that are records as a whole -> why
@@ -91,6 +92,7 @@ class FigureSource:
 
     names: FigureNames
     rows: Sequence[LedgerRow]
+    studies: Mapping[str, str]  # name -> the text that a study worked out
 
     @cached_property
     def by_name(self) -> Mapping[tuple[str, str], LedgerRow]:
@@ -99,8 +101,8 @@ class FigureSource:
 
     def show(self, name: str) -> str:
         """Return the text of a figure."""
-        if name in self.names.records:
-            return self.names.records[name].value
+        if name.startswith(_STUDY):
+            return self._show_study(name)
         if name in self.names.changes:
             return _show_change(self.names.changes[name])
         if name in _COUNTS:
@@ -120,12 +122,20 @@ class FigureSource:
             )
         return _show_entry(row, form, name)
 
+    def _show_study(self, name: str) -> str:
+        """Return the text that a study worked out and kept."""
+        if name not in self.studies:
+            raise bad_value(f"figure {name}", f"a figure of {STUDIES_FILE}", "none")
+        return self.studies[name]
+
 
 def load_source(docs: Path) -> FigureSource:
     """Read the names and the ledger of a documentation folder."""
     names = decode_yaml((docs / FIGURES_FILE).read_bytes(), FigureNames, FIGURES_FILE)
     rows = json.loads((docs / LEDGER_FILE).read_bytes())["rows"]
-    return FigureSource(names, rows)
+    kept = docs / STUDIES_FILE
+    studies = json.loads(kept.read_bytes()) if kept.is_file() else {}
+    return FigureSource(names, rows, studies)
 
 
 def list_pages(root: Path) -> list[Path]:
