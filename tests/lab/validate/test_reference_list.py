@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from wattcast.calibrate.table_files import find_tables
 from wattcast.core.errors import WattcastError
+from wattcast.hardware import load_gpu
+from wattcast.lab.fit import served_rows
+from wattcast.lab.fit.ship_calibrations import CARDS, table_folder
+from wattcast.lab.validate.public_checks import served_points
 from wattcast.lab.validate.public_checks.reference_list import (
     ReferenceEntry,
     find_entry,
@@ -55,3 +60,33 @@ def test_an_entry_says_one_thing() -> None:
         ReferenceEntry("a.csv")
     with pytest.raises(WattcastError, match="one of judged, used and reason"):
         ReferenceEntry("a.csv", judged="A100", reason="old")
+
+
+def test_tables_that_cards_are_calibrated_on_are_judged(reference: Path) -> None:
+    """The tuned kernels of AMD, layers of an RTX 4090 and TensorRT-LLM's attention were listed as
+    not yet judged, long after cards were calibrated on one half of them and judged on the other.
+    """
+    unjudged = []
+    for card in CARDS:
+        gpu, _, engine = card.partition(":")
+        folder = table_folder(gpu, reference)
+        tables, _ = find_tables([folder], load_gpu(gpu), engine or None)
+        for table in tables:
+            entry = find_entry(table.path.relative_to(reference).as_posix())
+            # long runs are read for their watts alone
+            if entry is not None and entry.reason and not table.sustained:
+                unjudged.append((card, table.path.name))
+    assert unjudged == []
+
+
+@pytest.mark.parametrize("table", [served_points.TABLE, Path(served_rows.TABLE)])
+def test_tables_of_services_that_are_judged_are_listed_so(table: Path) -> None:
+    entry = find_entry(table.as_posix())
+    assert entry is not None
+    assert entry.judged
+
+
+def test_every_set_of_the_page_has_a_command_or_says_why() -> None:
+    """Of sets that were listed after the ledger was made, the page said "Predicted by `wattcast `"."""
+    lines = ACCURACY.read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if line.startswith("Predicted by `wattcast `")] == []

@@ -48,6 +48,7 @@ _SGLANG_CARDS = {
     "h200": "h200_sxm",
     "b200": "b200_sxm",
 }
+_LAYER_CARD = "rtx-pro-6000"
 _ALL_ROWS = 1_000_000  # of a table: none is thinned
 
 
@@ -75,7 +76,25 @@ def newer_table_rows(reference: Path | None, tell: Tell) -> list[LedgerRow]:
             ("sglang",),
             " of SGLang, as vLLM's",
         )
+    rows += layer_rows(reference)
     return rows + collective_card_rows(folder)
+
+
+def layer_rows(reference: Path) -> list[LedgerRow]:
+    """Return errors on layers of models inside vLLM on a card that other tables calibrated.
+
+    LLMServingSim's rows time linear layers, and one layer's attention of prompts, of sequences that
+    decode, or of both together.
+    """
+    chip = hardware.load_gpu(_LAYER_CARD)
+    bundle = bundle_for(chip)
+    where = f"{_LAYER_CARD} layers of vLLM, LLMServingSim's, {bundle.status}, nothing fitted"
+    folder = reference / "llmservingsim"
+    if not folder.is_dir():
+        return [make_absent_row(where, "latency", "no reference data")]
+    table = read_tables([folder], chip, _ALL_ROWS)
+    # goals are those of cards whose tables were fitted
+    return [row | {"must": None} for row in judge_kernels(where, table, chip, bundle)]
 
 
 def _judge_tables(
