@@ -123,7 +123,12 @@ def test_figures_are_filled_and_found(tmp_path: Path) -> None:
     assert doc_figures.find_unnamed_figures(text, found.names) == []
     for words in (
         *("It takes 5 ms.", "It draws 30 W.", "It lasts 12 s.", "A flop costs 0.6 pJ."),
-        *("It moves 20 GB/s.", "It runs at 1.2 GHz.", "It is 1.5 times as long.", "It fills 3 MiB."),
+        *(
+            "It moves 20 GB/s.",
+            "It runs at 1.2 GHz.",
+            "It is 1.5 times as long.",
+            "It fills 3 MiB.",
+        ),
     ):
         assert len(doc_figures.find_unnamed_figures(words, found.names)) == 1, words
     assert doc_figures.find_stale_figures(text.replace("2.9 %", "3.1 %"), found) != []
