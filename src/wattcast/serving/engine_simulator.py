@@ -34,13 +34,13 @@ from collections.abc import (
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 
 from wattcast.core import BadInput
 from wattcast.core.arrays import Array
-from wattcast.serving.governed_steps import govern_steps
+from wattcast.serving.governed_steps import settle_clock
 from wattcast.serving.prefix_cache import PrefixCache, SharedPath
 from wattcast.serving.request_plan import EngineSettings, RequestPlan
 from wattcast.serving.step_coefficients import STEPS
@@ -737,9 +737,9 @@ class EngineReplica:
         earlier_share = math.exp(-span_s / costs.host.governor_s)
         if self._mean_w * earlier_share + power_w * (1.0 - earlier_share) <= limit_w:
             return span_s, energy_j
-        return govern_steps(
+        return settle_clock(
             costs,
-            costs.mixed_cost(*shape),
+            partial(costs.cost_at_clock, shape),
             steps,
             floor_s,
             self._mean_w,

@@ -8,7 +8,7 @@ it. After a pause this is more than the limit (a burst), under steady load it is
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from wattcast.core.arrays import Array
 from wattcast.serving.step_costs import StepCosts
@@ -21,20 +21,46 @@ def govern_steps(
     floor_s: float,
     mean_w: float | None = None,
 ) -> tuple[float, float]:
-    """Return time and energy of ``steps`` steps at the highest clock that the limit allows.
+    """Return time and energy of ``steps`` steps of a cost, a row of latencies and energies by
+    clock.
 
-    ``mean_w`` is the mean power before; None stands for steady load. The steps take no less than
-    ``floor_s``, the time of the host. Where even the lowest clock draws too much, that clock is
-    taken.
+    They run at the highest clock that the limit allows, as ``settle_clock`` finds it.
     """
     clocks = costs.clocks
-    limit_w = costs.limit_w
     values: list[float] = cost.tolist()
+
+    def cost_at(place: int) -> complex:
+        return complex(values[place], values[clocks + place])
+
+    return settle_clock(
+        costs,
+        cost_at,
+        steps,
+        floor_s,
+        mean_w,
+    )
+
+
+def settle_clock(
+    costs: StepCosts,
+    cost_at: Callable[[int], complex],
+    steps: int,
+    floor_s: float,
+    mean_w: float | None = None,
+) -> tuple[float, float]:
+    """Return time and energy of ``steps`` steps at the highest clock that the limit allows.
+
+    ``cost_at`` gives seconds + i·joules of a step at a clock, counted from the top. ``mean_w`` is
+    the mean power before; None stands for steady load. The steps take no less than ``floor_s``, the
+    time of the host. Where even the lowest clock draws too much, that clock is taken.
+    """
+    limit_w = costs.limit_w
     faster_s = 0.0
     faster_w = 0.0
-    for place in range(clocks):
-        span_s = values[place] * steps
-        energy_j = values[clocks + place] * steps
+    for place in range(costs.clocks):
+        cost = cost_at(place)
+        span_s = cost.real * steps
+        energy_j = cost.imag * steps
         if floor_s > span_s:
             energy_j += costs.waiting_w * (floor_s - span_s)
             span_s = floor_s

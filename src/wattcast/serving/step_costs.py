@@ -123,7 +123,7 @@ class StepCosts:
     def limit_power(self, limit_w: float) -> StepCosts:
         """Return the costs under another power limit, with what was derived from the tables."""
         limited = replace(self, limit_w=limit_w)
-        for name in ("part_power_w", "token_line"):
+        for name in ("part_power_w", "token_line", "_lists_by_clock"):
             vars(limited)[name] = getattr(self, name)
         return limited
 
@@ -220,6 +220,11 @@ class StepCosts:
         cost: complex = self._add_costs(self._top, step)
         return cost
 
+    def cost_at_clock(self, step: StepShape, place: int) -> complex:
+        """Return ``mixed_cost`` at one clock, counted from the top, as seconds + i·joules."""
+        cost: complex = self._add_costs(self._list_tables(place), step)
+        return cost
+
     def decode_cost_at_top(
         self,
         tokens: int,
@@ -270,12 +275,26 @@ class StepCosts:
 
     @cached_property
     def _top(self) -> list[Any]:
-        """The tables at the top clock, as seconds + i·joules.
+        """The tables at the top clock, as seconds + i·joules."""
+        return self._list_tables(0)
+
+    def _list_tables(self, place: int) -> list[Any]:
+        """Return the tables at one clock, as seconds + i·joules.
 
         They are lists, which Python reads several times as fast as arrays.
         """
-        tables = self._tables.values()
-        return [(table[..., 0] + 1j * table[..., self.clocks]).tolist() for table in tables]
+        lists = self._lists_by_clock.get(place)
+        if lists is None:
+            lists = []
+            for table in self._tables.values():
+                complex_table = table[..., place] + 1j * table[..., self.clocks + place]
+                lists.append(complex_table.tolist())
+            self._lists_by_clock[place] = lists
+        return lists
+
+    @cached_property
+    def _lists_by_clock(self) -> dict[int, list[Any]]:
+        return {}
 
 
 def cap_columns(
