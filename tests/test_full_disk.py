@@ -198,6 +198,10 @@ COMMANDS = {
         *("plan", "gpt2", "--rate", "2/s", "--prompt", "16", "--output", "4", "--gpu", "h100-sxm"),
         *("--write", "out"),
     ),
+    "dynamo": (
+        *("export", "dynamo", "graph.yaml", "--limits", "decode=350W"),
+        *("--out", "out/graph.yaml"),
+    ),
     "hall": ("hall", "hall.yaml", "--span", "10min", "--out", "out"),
     "hall plot": ("hall", "hall.yaml", "--span", "10min", "--plot", "out/plot.svg"),
     "kernel plot": (
@@ -224,8 +228,9 @@ WRITES = (
     "--files",
     "--power-out",
 )
-# They need the trace of a run, or a service; what they write goes through the functions of others.
-NEED_A_RUN = {("lab estimate", "--plot"), ("check", "--rows")}
+# They need the trace of a run, a service or a card; what they write goes through the functions of
+# others.
+NEED_A_RUN = {("lab estimate", "--plot"), ("check", "--rows"), ("manage rehearse", "--out")}
 # other options that take a path; two write where another command reads, and stand in the table
 READS = (
     *(
@@ -244,6 +249,8 @@ READS = (
         "--dvfs",
         "--energies",
         "--from",
+        "--hall",
+        "--jobs",
         "--kernels",
         "--launches",
         "--leakage",
@@ -253,7 +260,10 @@ READS = (
     *(
         "--own",
         "--plan",
+        "--pods",
+        "--power-file",
         "--predict",
+        "--published",
         "--progress",
         "--ran-with",
         "--reference",
@@ -425,6 +435,10 @@ def _instruments(folder: Path) -> None:
     (folder / "clocks.csv").write_text("\n".join(["work", *lines]) + "\n")
     (folder / "host.csv").write_text(
         "model,batch,seq,phase,latency_s\ngpt2,1,64,prefill,2.9 ms\nbert-large,1,64,forward,5.1 ms\n"
+    )
+    (folder / "graph.yaml").write_text(
+        "apiVersion: nvidia.com/v1beta1\nkind: DynamoGraphDeployment\nmetadata: {name: llama}\n"
+        "spec:\n  components:\n    - {name: Worker, type: decode, podTemplate: {metadata: {}}}\n"
     )
     (folder / "hall.yaml").write_text(
         "hours: 1\ngroups:\n  - {name: spare, system: dgx-h100, racks: 2, idle: cold}\n"

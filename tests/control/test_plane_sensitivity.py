@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 COMPUTE_GPM = "gpm 95 10 80 5"
 MEMORY_GPM = "gpm 95 90 5 5"
+STEP_HZ = 75e6  # between clocks that a controller chooses among
 # Reports units for two seconds, the faster the higher the clock, or always as fast.
 FOLLOWS = (
     "import os, sys, time\n"
@@ -91,7 +92,8 @@ def test_a_plane_of_two_programs_gives_a_model_that_runs_live(
     assert process.wait(PATIENCE_S) == 3
     first = next(line for line in node.said().splitlines() if line.endswith(": set"))
     clock_hz = float(first.split(" GHz")[0]) * 1e9
-    assert clock_hz == pytest.approx(0.85 * 1.98e9, rel=0.02)  # low bin, `coarse_clock_alone`
+    coarse_hz = 0.85 * 1.98e9  # low bin, `coarse_clock_alone`
+    assert coarse_hz <= clock_hz < coarse_hz + STEP_HZ
     assert not node.is_set
 
 

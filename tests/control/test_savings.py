@@ -20,20 +20,17 @@ from wattcast.control.savings import (
     student_t,
 )
 from wattcast.control.search_problem import Objective
+from wattcast.measure.device_control import NvmlReading
 
 TOP_HZ = 1.98e9
 CORE = tuple(float(c) for c in np.arange(990e6, TOP_HZ + 1, 15e6))
 
 
 @dataclass(frozen=True)
-class Seen:
-    at_s: float
-    energy_j: float
-    power_w: float
-    core_hz: float
+class Seen(NvmlReading):
+    memory_hz: float = 3.2e9
     busy: float = 1.0
     memory_busy: float = 0.5
-    work_per_s: float = math.nan
 
 
 class NoisyCard:
@@ -98,7 +95,7 @@ class NoisyCard:
             self._factors = float(power), float(rate)
 
     def read(self) -> Seen:
-        return Seen(self.now_s, self.shown_j, 400.0, self.locked_hz or TOP_HZ)
+        return Seen(self.now_s, self.shown_j, 400.0, self.locked_hz or TOP_HZ, work_per_s=math.nan)
 
     def beat(self) -> None:
         pass

@@ -202,7 +202,7 @@ def test_lines_of_json_name_users_as_tables_do() -> None:
     ("options", "says"),
     [
         ({"concurrency": 2}, "nothing else about users"),
-        ({"rate": 2.0}, "nothing else about users"),
+        ({"rate": 2.0}, "either a rate or a trace"),
         ({"turns": 3}, "nothing else about users"),
         ({"prefill_replicas": 1}, "compute prompts themselves"),
     ],

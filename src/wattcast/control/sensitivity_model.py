@@ -204,8 +204,10 @@ def with_intensity(counters: Mapping[str, Array]) -> dict[str, Array]:
 
 @dataclass(frozen=True)
 class SensitivityTable:
-    """Hold kernels with their counters at the highest settings and measured sensitivities, each
-    ``(kernel,)``.
+    """Hold kernels with their mean counters and measured sensitivities, each ``(kernel,)``.
+
+    Counters are those at the highest settings. On a GPU whose compute units can be turned, they are
+    means over all settings, as Harmonia's are, to which the shipped models were fitted.
     """
 
     kernels: tuple[str, ...]
@@ -239,9 +241,11 @@ def read_sensitivity_table(path: Path) -> SensitivityTable:
     masks = _find_phases(cells)
     by_knob = {knob: _measure_knob(columns, knobs, knob, masks) for knob in knobs}
     means = {}
-    top_rows = [mask & _find_top_rows(columns, knobs, mask) for mask in masks.values()]
+    used_rows = list(masks.values())
+    if KnobRole.COMPUTE_UNITS not in knobs:
+        used_rows = [mask & _find_top_rows(columns, knobs, mask) for mask in used_rows]
     for name, column in with_intensity(_list_counters(columns, knobs)).items():
-        means[name] = np.array([column[rows].mean() for rows in top_rows])
+        means[name] = np.array([column[rows].mean() for rows in used_rows])
     kernels = tuple(kernel for kernel, _ in masks)
     return SensitivityTable(kernels, means, combine_knobs(by_knob))
 

@@ -301,6 +301,8 @@ def _read_traffic(chosen: ParsedOptions) -> Traffic:
     traffic = chosen[Traffic]
     if traffic.trace is None or isinstance(traffic.trace, Trace):
         return traffic
+    if traffic.rate_per_s is not None:  # a contradiction is told before a file is missed
+        raise bad_value("simulate", "either a rate or a trace (--rate, --trace)", "both")
     return replace(traffic, trace=read_trace(traffic.trace))
 
 
