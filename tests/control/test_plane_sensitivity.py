@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 COMPUTE_GPM = "gpm 95 10 80 5"
 MEMORY_GPM = "gpm 95 90 5 5"
-STEP_HZ = 75e6  # between clocks that a controller chooses among
+BOTH_GPM = "gpm 95 10 20 5"
 # Reports units for two seconds, the faster the higher the clock, or always as fast.
 FOLLOWS = (
     "import os, sys, time\n"
@@ -84,16 +84,16 @@ def test_a_plane_of_two_programs_gives_a_model_that_runs_live(
     assert fitted.predict(memory_bound)[0] < 0.3
     assert fitted.bandwidth.coefficients == {}
 
-    # Live: the first step of a program that the counters call bound by memory is the coarse one.
-    node.standin.follow(USUAL, "utilisation 100", "follow 1.5", MEMORY_GPM)
+    # Live: the counters call a program half bound by compute. Its first step is the coarse one of
+    # the middle bin (`coarse_clock_alone`); one that only senses would go down to 1.755 GHz.
+    node.standin.follow(USUAL, "utilisation 100", "follow 1.5", BOTH_GPM)
     process = node.control("--sensitivity", str(model), by_daemon=False)
     wait_for(lambda: "set" in node.said())
     node.stop.touch()
     assert process.wait(PATIENCE_S) == 3
     first = next(line for line in node.said().splitlines() if line.endswith(": set"))
     clock_hz = float(first.split(" GHz")[0]) * 1e9
-    coarse_hz = 0.85 * 1.98e9  # low bin, `coarse_clock_alone`
-    assert coarse_hz <= clock_hz < coarse_hz + STEP_HZ
+    assert clock_hz == pytest.approx(1.905e9)  # the lowest level of 0.95 times the highest or more
     assert not node.is_set
 
 
