@@ -408,9 +408,14 @@ def _choose_programs(
     """Return the timeline ``(*sweep, kernel)`` of the fastest programs at a set clock."""
     kernel_count = len(design.kernels.ops)
     groups = design.groups
-    effective_hz = compute_effective_hz(timeline, clock_hz, design.bundle.clock_law)
     picks: list[Places] = []
     if groups:
+        effective_hz = compute_effective_hz(
+            timeline,
+            clock_hz,
+            design.bundle.clock_law,
+            np.concatenate(groups),
+        )
         program_s = compute_kernel_s(timeline.phases, effective_hz)
         is_missing = _find_missing(design, axes)
         groups = [rows for rows in groups if _pick_fastest(program_s, is_missing, rows, picks)]

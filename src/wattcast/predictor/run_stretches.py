@@ -137,6 +137,10 @@ def _group_positions(
     if begins.ndim == 1:
         return _number_stretches(begins.tolist(), piece_s.tolist(), leads.tolist(), window_s)
 
+    # where no point of the sweep begins a piece, all goes on as before
+    places = np.flatnonzero(begins.any(axis=tuple(range(begins.ndim - 1))))
+    of_place = np.searchsorted(places, np.arange(begins.shape[-1]), side="right") - 1
+    begins, piece_s, leads = begins[..., places], piece_s[..., places], leads[places]
     numbers, lengths_s = _count_along_order(begins, piece_s, leads, window_s)
     for place in range(begins.shape[-1] - 2, -1, -1):
         # each position gets the whole length of its stretch
@@ -150,7 +154,10 @@ def _group_positions(
     long_so_far = np.cumsum(is_first & is_long, axis=-1)
     opens = _carry_first(is_first, leads & ~is_long)
     last = np.maximum(long_so_far[..., -1:] - 1, 0)
-    return np.asarray(np.clip(long_so_far - 1 + opens, 0, last))
+    stretches = np.clip(long_so_far - 1 + opens, 0, last)
+    if not stretches.any():  # one stretch for all points
+        return np.zeros(len(of_place), np.int64)
+    return np.asarray(stretches[..., of_place])
 
 
 def _count_along_order(

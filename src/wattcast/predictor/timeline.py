@@ -18,7 +18,7 @@ from dataclasses import (
     replace,
 )
 from functools import cached_property
-from itertools import groupby
+from itertools import chain, groupby
 from operator import attrgetter
 
 import numpy as np
@@ -28,7 +28,7 @@ from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core import bad_value
 from wattcast.core.arrays import Array, Sweepable
 from wattcast.kernels import Kernels
-from wattcast.kernels.kernel_table import IssueSegment
+from wattcast.kernels.kernel_table import IssueSegment, RowIndex
 from wattcast.predictor.engine_host import EngineHost
 from wattcast.workload.operator_base import Operator
 
@@ -210,6 +210,9 @@ class Timeline:
             segment_host_s=np.add.reduceat(host_s * counts, starts).tolist(),
             many=bool((counts > 1).any()),
         )
+
+
+_LEAST_SUMMED = 512  # loads, from which on a sum of bends is faster than ``np.interp``
 
 
 class ClockCoefficients(Coefficients):
@@ -495,19 +498,56 @@ class ClockLaw:
         which skips cycles. So where the line falls faster than the set clock rises, from a crest
         x_c on, the effective clock stays: R(x) = R(x_c)·(x_c/x)^(1/p).
         """
-        # transposed, the load of a sweep lies end to end
-        ratio = np.asarray(np.interp(load.T, self.activity, self.ratio).T)
+        if load.size < _LEAST_SUMMED:
+            ratio = np.asarray(np.interp(load, self.activity, self.ratio))
+            most = float(load.max()) if load.size else 0.0
+        else:
+            most = float(load.max())
+            ratio = self._sum_bends(load, most)
         for crest_load, clock in self._crests:
-            beyond = load > crest_load
-            if beyond.any():
-                held = clock * load[beyond] ** (-1.0 / self.clock_power)
+            if most > crest_load:
+                beyond = load > crest_load
+                held = clock / load[beyond] ** (1.0 / self.clock_power)
                 ratio[beyond] = np.maximum(ratio[beyond], held)
         return ratio
+
+    def _sum_bends(self, load: Array, most: float) -> Array:
+        """Return the ratio on the line through the points, as ``np.interp`` does, for a sweep
+        several times as fast: R = c + Σ s_i·max(x, x_i), with loads of at least 0.
+        """
+        level, bends = self._bends
+        ratio = np.full(load.shape, level)
+        part = np.empty(load.shape)
+        for activity, slope in bends:
+            if activity >= most:
+                ratio += slope * activity
+                continue
+            if activity > 0.0:
+                np.maximum(load, activity, out=part)
+                part *= slope
+            else:
+                np.multiply(load, slope, out=part)
+            ratio += part
+        return ratio
+
+    @cached_property
+    def _bends(self) -> tuple[float, list[tuple[float, float]]]:
+        """Return c, and the points with the change of slope at each, the last one's to level."""
+        slopes = np.diff(self.ratio) / np.diff(self.activity)
+        changes = np.diff(np.concatenate([[0.0], slopes, [0.0]]))
+        bends = list(zip(self.activity.tolist(), changes.tolist(), strict=True))
+        level = float(self.ratio[0]) - sum(activity * slope for activity, slope in bends)
+        return level, bends
 
     @cached_property
     def is_level(self) -> bool:
         """Whether no load changes the ratio."""
         return bool((self.ratio == self.ratio[0]).all())
+
+    @property
+    def lowest_ratio(self) -> float:
+        """No more than the ratio under any load."""
+        return float(self.ratio.min())
 
     @cached_property
     def _crests(self) -> list[tuple[float, float]]:
@@ -537,8 +577,11 @@ def compute_effective_hz(
     timeline: Timeline,
     clock_hz: Sweepable,
     law: ClockLaw | None,
+    rows: RowIndex | None = None,
 ) -> Array:
     """Compute the effective clock of each kernel; it broadcasts to ``(*sweep, kernel)``.
+
+    With ``rows``, that of other kernels on tensor cores is left at ``law.without``.
 
     Activity is the share of the cycles that a kernel really takes, so its wait for device memory
     counts in cycles of the effective clock, y times the set clock f:
@@ -553,22 +596,32 @@ def compute_effective_hz(
         return set_hz
     steady, waits = _split_waits(timeline.tensor_phases, set_hz)
     load = timeline.tensor_cycles * law.load(set_hz)
-    highest = float(law.ratio.max())
-    ratio = law.carry(_divide_cycles(load, _add_waits(steady, waits, highest)))
-    if not law.is_level:
-        _settle_waits(law, steady, waits, load, ratio)
-    running_hz = np.full((*ratio.shape[:-1], len(timeline.calls)), law.without, order="F")
-    running_hz[..., timeline.tensor_rows] = ratio
+    shapes = [values.shape for values in chain([load, steady], chain.from_iterable(waits))]
+    shape = np.broadcast_shapes(*shapes)
+    running_hz = np.full((*shape[:-1], len(timeline.calls)), law.without, order="F")
+    if running_hz.ndim == 1:
+        running_hz[timeline.tensor_rows] = _find_ratio(law, steady, waits, load)
+    else:  # one kernel after another, whose arrays stay in cache
+        columns = [np.broadcast_to(values, shape) for values in (steady, load)]
+        asked = timeline.tensor_rows if rows is None else np.intersect1d(timeline.tensor_rows, rows)
+        for row in asked.tolist():
+            place = int(timeline.tensor_rows.searchsorted(row))
+            own_steady, own_load = (column[..., place] for column in columns)
+            own_waits = [
+                (own[..., min(place, own.shape[-1] - 1)], wait[..., min(place, wait.shape[-1] - 1)])
+                for own, wait in waits
+            ]
+            running_hz[..., row] = _find_ratio(law, own_steady, own_waits, own_load)
     running_hz *= set_hz
     return running_hz
 
 
 # Cycles of a phase on the chip, and those of the set clock that it waits for device memory
 _Waits = list[tuple[Array, Array]]
-# Numerics of ``_settle_waits``: changing them changes no result that anybody would see.
-_SETTLED = 1e-12  # of the set clock, within which an effective clock no longer moves
+# Numerics of ``_settle_ratio``: changing them changes no result that anybody would see.
+_SETTLED = 1e-9  # of the set clock: from there the next step ends a third of it off at most
 _MOST_SETTLING_STEPS = 40
-_LEAST_RISE = 0.25  # of the excess over the ratio, which keeps steps short
+_LEAST_RISE = 0.75  # of the excess over the ratio: it lies between 0.5 and 1, and steps get shorter
 
 
 def _split_waits(phases: tuple[KernelPhase, ...], set_hz: Array) -> tuple[Array, _Waits]:
@@ -586,59 +639,118 @@ def _split_waits(phases: tuple[KernelPhase, ...], set_hz: Array) -> tuple[Array,
     return steady, waits
 
 
-def _add_waits(steady: Array, waits: _Waits, ratio: Array | float) -> Array:
-    """Return the cycles of kernels whose effective clock is ``ratio`` of the set clock."""
-    cycles = steady
-    for own_cycles, wait_cycles in waits:
-        cycles = cycles + np.maximum(own_cycles, wait_cycles * ratio)
-    return cycles
-
-
-def _divide_cycles(load: Array, cycles: Array) -> Array:
-    """Return the load on the supply of each kernel; none of a kernel without cycles."""
-    no_load = np.zeros(np.broadcast_shapes(load.shape, cycles.shape), order="F")
-    return np.divide(load, cycles, out=no_load, where=cycles > 0)
-
-
-def _settle_waits(
+def _find_ratio(
     law: ClockLaw,
     steady: Array,
     waits: _Waits,
     load: Array,
-    ratio: Array,
-) -> None:
-    """Bring the ratio of kernels that wait for device memory to rest, in place.
-
-    It starts from what the highest ratio gives. Each kernel takes secant steps [Press2007, 9.2] of
-    its own and stays where it rests, so that a batch does what each of its members would alone.
-    """
+) -> Array:
+    """Return the ratio of effective to set clock that waits counted at that ratio give."""
     highest = float(law.ratio.max())
-    waiting = np.zeros(ratio.shape, dtype=bool)
+    cycles = steady
+    waiting = []
     for own_cycles, wait_cycles in waits:
-        waiting |= wait_cycles * highest > own_cycles
-    if not waiting.any():
-        return
-    places = np.nonzero(waiting)
+        part = np.asarray(wait_cycles * highest)
+        waiting.append(part > own_cycles)
+        cycles = cycles + np.maximum(part, own_cycles)
+    ratio = law.carry(_divide_cycles(load, cycles))
+    rows = np.arange(0)
+    if waiting and not law.is_level:
+        rows = np.flatnonzero(np.logical_or.reduce(np.broadcast_arrays(*waiting)))
+    if not rows.size:
+        return ratio
+    takes_all = 2 * rows.size > ratio.size  # where to select them takes longer than to do all
 
     def pick(values: Array) -> Array:
-        return np.asarray(np.broadcast_to(values, ratio.shape)[places])
+        everywhere = np.broadcast_to(values, ratio.shape)
+        return everywhere if takes_all else everywhere.take(rows)
 
+    # phases that wait at every ratio, those that wait at none, and others
     steady = pick(steady)
-    load = pick(load)
-    waits = [(pick(own_cycles), pick(wait_cycles)) for own_cycles, wait_cycles in waits]
+    following: Array = np.zeros(1)
+    mixed: _Waits = []
+    for (own_cycles, wait_cycles), here in zip(waits, waiting, strict=True):
+        own = pick(own_cycles)
+        wait = pick(wait_cycles)
+        if here.all() and (wait * law.lowest_ratio >= own).all():
+            following = following + wait
+        elif not here.any():
+            steady = steady + own
+        else:
+            mixed.append((own, wait))
+    kernels = _WaitingKernels(pick(load), steady, following, mixed)
+    settled = _settle_ratio(law, kernels, pick(ratio))
+    if takes_all:
+        return settled
+    ratio[rows] = settled
+    return ratio
 
-    last = np.full(steady.shape, highest)
-    now = pick(ratio)
-    last_excess = last - now
+
+@dataclass(frozen=True)
+class _WaitingKernels:
+    """Kernels whose cycles are steady + following·y + Σ max(own, wait·y) at a ratio y."""
+
+    load: Array
+    steady: Array
+    following: Array
+    mixed: _Waits
+
+    def select_rows(self, rows: npt.NDArray[np.intp]) -> _WaitingKernels:
+        """Return some of the kernels."""
+        mixed = [(own.take(rows), wait.take(rows)) for own, wait in self.mixed]
+        following = self.following if self.following.size == 1 else self.following.take(rows)
+        steady = np.broadcast_to(self.steady, self.load.shape).take(rows)
+        return _WaitingKernels(self.load.take(rows), steady, following, mixed)
+
+    def find_excess(self, law: ClockLaw, y: Array) -> Array:
+        """Return by how much a ratio exceeds the one that its load gives."""
+        cycles = self.following * y
+        cycles += self.steady
+        for own_cycles, wait_cycles in self.mixed:
+            part = wait_cycles * y
+            cycles += np.maximum(part, own_cycles, out=part)
+        load = np.divide(self.load, cycles, out=cycles)
+        return np.asarray(y - law.carry(load))
+
+
+def _settle_ratio(
+    law: ClockLaw,
+    kernels: _WaitingKernels,
+    first: Array,
+) -> Array:
+    """Return the ratios that give the loads they come from; the highest ratio gives ``first``.
+
+    Each kernel takes steps of its own along its first chord [Press2007, 9.2] and stays where it
+    rests, so that a batch does what each of its members would alone.
+    """
+    start = float(law.ratio.max())
+    excess = kernels.find_excess(law, first)
+    # excess over ratio; ratios follow waits by less than in proportion
+    rise = np.ones(first.shape)
+    np.divide(start - first - excess, start - first, out=rise, where=first < start)
+    slope = 1.0 / np.maximum(rise, _LEAST_RISE)
+    settled = first - excess * slope
+    rows = np.flatnonzero(np.abs(excess) > _SETTLED)
+    places = np.arange(first.size)
+    y = settled
     for _ in range(_MOST_SETTLING_STEPS):
-        excess = now - law.carry(_divide_cycles(load, _add_waits(steady, waits, now)))
-        moves = np.abs(excess) > _SETTLED
-        if not moves.any():
+        if not rows.size:
             break
-        rise = np.ones(now.shape)
-        np.divide(excess - last_excess, now - last, out=rise, where=now != last)
-        step = np.where(moves, excess / np.maximum(rise, _LEAST_RISE), 0.0)
-        last = np.where(moves, now, last)
-        last_excess = np.where(moves, excess, last_excess)
-        now = now - step
-    ratio[places] = now
+        if rows.size < y.size:
+            kernels = kernels.select_rows(rows)
+            slope = slope.take(rows)
+            places = places.take(rows)
+            y = y.take(rows)
+        excess = kernels.find_excess(law, y)
+        y = y - excess * slope
+        settled[places] = y
+        rows = np.flatnonzero(np.abs(excess) > _SETTLED)
+    return settled
+
+
+def _divide_cycles(load: Array, cycles: Array) -> Array:
+    """Return the load on the supply of each kernel; none of a kernel without cycles."""
+    if cycles.all():
+        return np.asarray(load / cycles)
+    no_load = np.zeros(np.broadcast_shapes(load.shape, cycles.shape), order="F")
+    return np.divide(load, cycles, out=no_load, where=cycles > 0)
