@@ -11,7 +11,11 @@ from wattcast.hardware import OperatingPoint, load_gpu
 from wattcast.predictor.bundle import forecast_bundle
 from wattcast.predictor.bundle.support_widening import NORMAL_P90, OutsideReason, learned_distances
 from wattcast.predictor.prediction import Prediction, predict_graph
-from wattcast.predictor.prediction_interval import kernel_log_ends
+from wattcast.predictor.prediction_interval import (
+    combine_log_ends,
+    compute_interval,
+    kernel_log_ends,
+)
 from wattcast.predictor.unmeasured_kernels import UnmeasuredKernel
 from wattcast.workload.engine_operators import FusedExperts
 from wattcast.workload.graph import Graph
@@ -228,6 +232,20 @@ def test_energy_adds_latency_and_power_in_quadrature() -> None:
         )
     )
     assert_allclose(energy, np.hypot(latency, power))
+
+
+def test_kernels_do_not_err_in_the_energy_of_an_idle_gpu() -> None:
+    """Power of a run that its host holds up was as uncertain as that of its kernels alone."""
+    p = wattcast.predict("gpt2", "a100-pcie-40gb", stack="eager", batch=1, seq=128)
+    ends = kernel_log_ends(p.basis.timeline, p.basis.bundle, p.basis.reasons)[:, 2:]
+    idle_share = 1.0 - float(p.basis.working_share)
+    assert 0.2 < idle_share < 0.9
+    alone = combine_log_ends(p.basis.energy_shares, ends, learned_distances().together.power)
+    quiet = compute_interval(p.basis, ())
+    shown = np.log(quiet.power_w / p.power_w)
+    assert np.all(np.abs(shown) < np.abs(alone))
+    busy = wattcast.predict("llama3-8b", "h200", stack="eager", batch=8, seq=2048)
+    assert float(busy.basis.working_share) > 0.999
 
 
 def test_a_step_that_the_host_may_hold_up_reaches_to_the_hosts_time() -> None:

@@ -231,7 +231,8 @@ def fit_host_cost(
     bundle: Bundle,
 ) -> HostFit:
     """Fit the launch cost of the host to measured cases."""
-    timelines = [analyse_graph(case.graph, gpu, bundle) for case in cases]
+    host_of_one_s = with_launch_cost(bundle, 1.0)
+    timelines = [analyse_graph(case.graph, gpu, host_of_one_s) for case in cases]
     measured_s = np.array([float(case.row.latency_s or np.nan) for case in cases])
     grid_s = np.geomspace(LOW_S, HIGH_S, _GRID)
     predicted_s = np.empty((len(cases), _GRID))
@@ -274,12 +275,10 @@ def _predict_latency(
     gpu: Gpu,
     bundle: Bundle,
 ) -> float:
-    """Predict the latency of a timeline under the governor at another launch cost; nothing else
-    depends on it.
+    """Predict the latency of a timeline, whose host takes a second an operator, under the governor at
+    a launch cost; nothing else depends on it.
     """
-    launch = replace(bundle.launch, host_s_per_operator=host_s)
-    host_s_of_kernel = launch.host_s([op.kind for op in timeline.kernels.ops])
-    timeline = replace(timeline, host_s=host_s_of_kernel)
+    timeline = timeline.scale_host(host_s)
     _, totals, _ = run_governed(timeline, gpu, OperatingPoint(), bundle)
     return float(totals.latency_s)
 

@@ -268,7 +268,7 @@ def host_cost_of_run(
     launch = bundle_for(hardware.load_gpu("h200")).launch
     calls = list(graph.calls())
     counts = [count for _, count in calls]
-    usual_s = float(launch.host_s([op.kind for op, _ in calls]) @ counts)
+    usual_s = float(launch.host_s([op.kind for op, _ in calls], graph.layer_host) @ counts)
     return float(np.mean(launch.host_s_per_operator)) * latency_s / usual_s
 
 

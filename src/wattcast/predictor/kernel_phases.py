@@ -72,6 +72,10 @@ class Correction:
     serial_cycle: float = 0.0
 
 
+# Operators that carry what a layer costs the host in Python: modules, views, masks
+_LAYER_KINDS = ("attention", "bmm")
+
+
 @dataclass(frozen=True)
 class LaunchCosts:
     """Seconds that the host takes per operator issued.
@@ -93,12 +97,19 @@ class LaunchCosts:
     measured: bool = False
     start_hz: float | None = None
 
-    def host_s(self, kinds: Sequence[str]) -> Array:
+    def host_s(self, kinds: Sequence[str], layer_host: float = 1.0) -> Array:
         """Return the seconds the host takes to issue operators of these kinds, ``(*sweep,
-        operator)``.
+        operator)``; ``layer_host`` is a factor on what a layer costs besides its operators.
         """
         usual = self.host_weights.get("other", 1.0)
-        weights = map_distinct(lambda kind: self.host_weights.get(kind, usual), kinds)
+
+        def weigh(kind: str) -> float:
+            weight = self.host_weights.get(kind, usual)
+            if kind not in _LAYER_KINDS:
+                return weight
+            return usual + layer_host * (weight - usual)
+
+        weights = map_distinct(weigh, kinds)
         return np.asarray(self.host_s_per_operator * weights)
 
 

@@ -338,6 +338,9 @@ def place_in_model(
     """
     if graph.stack == SoftwareStack.ENGINE:
         timeline = _run_by_engine(timeline, bundle)
+    elif graph.layer_host != 1.0:
+        kinds = index_words(timeline.kernels.ops, attrgetter("kind"))
+        timeline = replace(timeline, host_s=bundle.launch.host_s(kinds, graph.layer_host))
     if cold_s is not None:
         timeline = timeline.delay_kernels(cold_s)
     ops = timeline.kernels.ops

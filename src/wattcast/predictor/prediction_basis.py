@@ -108,6 +108,15 @@ class PredictionBasis:
         return mean_power_w(spent_j, spent_j.sum(axis=-1)[..., np.newaxis])
 
     @property
+    def working_share(self) -> Array:
+        """The share of the energy that is not drawn by an idle GPU between kernels, ``(*sweep,)``."""
+        total_j = self.totals.energy_j
+        idle_share = np.divide(
+            self.detail.gap_j, total_j, out=np.zeros_like(total_j), where=total_j > 0.0
+        )
+        return np.clip(1.0 - idle_share, 0.0, 1.0)
+
+    @property
     def limit_w(self) -> Array:
         """The power limit that holds the run, ``(*sweep,)``; infinite where none does."""
         if self.at.duration_s is not None:

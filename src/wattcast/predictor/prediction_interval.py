@@ -78,8 +78,8 @@ def compute_interval(
     """Compute the interval of a workload from the residuals of its kernels' families.
 
     Power errs at the clock asked for. Where it then exceeds the limit, the governor holds it within
-    ``GOVERNED`` of that. Where the host holds a run up, kernels that take longer hide behind it.
-    The energy interval adds those of latency and power in quadrature of logs: their errors have
+    ``GOVERNED`` of that. Where the host holds a run up, kernels that take longer hide behind it,
+    and an idle GPU draws a part of the energy, in which kernels do not err. The energy interval adds those of latency and power in quadrature of logs: their errors have
     opposite signs if any correlation. ``residuals`` and ``steps`` stand for those that ship.
 
     Steps of the very engine that was measured were measured as a whole: their own spread stands for
@@ -107,6 +107,7 @@ def compute_interval(
     latency_ends = widen_log_ends(_hide_behind_host(basis, time_ends), spread[..., :2])
     latency = np.exp(latency_ends)
     power_ends = combine_log_ends(basis.energy_shares, kernel_ends[:, 2:], together.power)
+    power_ends = power_ends * basis.working_share[..., np.newaxis]
     power = np.exp(widen_log_ends(power_ends, spread[..., 2:]))
 
     totals = basis.totals

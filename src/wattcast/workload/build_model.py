@@ -116,7 +116,17 @@ def _build_graph(model: ModelSpec, options: ModelOptions) -> Graph:
         items=items,
         item=model.template.item,
         gpu_count=options.gpu_count,
+        layer_host=_weigh_layer(model),
     )
+
+
+def _weigh_layer(model: ModelSpec) -> float:
+    """Return what the Python of a layer costs the host, over that of GPT-2 or of Llama."""
+    if model.architecture == "vit":
+        return WORKLOADS.vit_layer_host
+    if model.architecture == "gpt" and model.dims.style == "opt":
+        return WORKLOADS.opt_layer_host
+    return 1.0
 
 
 def _runs_in_steps(options: ModelOptions) -> bool:

@@ -21,6 +21,8 @@ from wattcast.workload.operator_base import (
     OperatorColumns,
 )
 
+MOST_LAYER_HOST = 100.0  # times what a layer usually costs the host
+
 
 @dataclass(frozen=True)
 class Block:
@@ -55,10 +57,14 @@ class Graph:
     gpu_count: int = 1  # that run this graph at the same time
     # cold: from device memory, warm: in L2 where they fit; "": as the operators before leave them
     operands: str = ""
+    layer_host: float = 1.0  # what a layer costs the host besides its operators, over the usual
 
     def __post_init__(self) -> None:
         if not any(block.ops for block in self.blocks):
             raise bad_value(self.name or "workload", "at least one operator", "none")
+        if not 0.0 <= self.layer_host <= MOST_LAYER_HOST:
+            expected = f"a factor from 0 to {MOST_LAYER_HOST:g}"
+            raise bad_value(f"{self.name}: layer_host", expected, self.layer_host)
 
     @property
     def unit(self) -> tuple[str, int]:

@@ -50,7 +50,9 @@ def select_held_up(some: ModelSet) -> list[int]:
 
 @needs_reference
 def test_intervals_hold_hosts_that_nobody_told(named_runs: tuple[ModelSet, ...]) -> None:
-    """An assumed host of 16.8 us an operator left 71 % of an A100's runs inside."""
+    """An assumed host of 16.8 us an operator left 71 % of an A100's runs inside; hosts of cards
+    before Ada are slower.
+    """
     inside: dict[str, list[bool]] = {"latency": [], "power": []}
     for some in named_runs:
         for place in select_held_up(some):
@@ -58,15 +60,16 @@ def test_intervals_hold_hosts_that_nobody_told(named_runs: tuple[ModelSet, ...])
             ends = {"latency": interval.latency_s, "power": interval.power_w}
             for quantity, (low, high) in ends.items():
                 inside[quantity].append(low <= some.measured[quantity][place] <= high)
-    assert len(inside["latency"]) >= 60
+    assert len(inside["latency"]) >= 55
     for quantity, which in inside.items():
         assert 0.82 <= round(float(np.mean(which)), 2) <= 0.97, quantity
 
 
 @needs_reference
 def test_a_host_that_is_told_meets_its_other_models(named_runs: tuple[ModelSet, ...]) -> None:
-    """The cost of an operator is learned from the other models that ran on the same host: 12.1 %
-    off, where 12 % are wanted. One run in four is slower than the others of its model by a quarter.
+    """The cost of an operator is learned from the other models that ran on the same host. They were
+    12.1 % off: a layer cost too little beside its operators, and OPT's as much as GPT-2's. One run in
+    four is slower than the others of its model by a quarter.
     """
     errors: list[float] = []
     for some in named_runs:
@@ -78,9 +81,7 @@ def test_a_host_that_is_told_meets_its_other_models(named_runs: tuple[ModelSet, 
             own = models == model
             off = np.abs(np.log(table_s[~own] / measured_s[~own, np.newaxis])).mean(axis=0)
             errors += np.abs(table_s[own, off.argmin()] / measured_s[own] - 1.0).tolist()
-    assert 100.0 * np.mean(errors) < 12.5
-    if 100.0 * np.mean(errors) > 12.0:
-        pytest.xfail("the goal is 12 %: published runs held up by their host are bimodal")
+    assert 100.0 * np.mean(errors) < 12.0
 
 
 def _list_latencies(some: ModelSet, place: int) -> list[float]:

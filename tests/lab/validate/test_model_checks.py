@@ -203,7 +203,7 @@ def run(*argv: str) -> tuple[int, str, str]:
 def test_fit_host_on_the_command_line(tmp_path: Path) -> None:
     table = tmp_path / "mine.csv"
     table.write_text(
-        "model,batch,seq,phase,latency_s\ngpt2,1,64,prefill,4.5 ms\nbert-base,1,64,prefill,0.0026\n"
+        "model,batch,seq,phase,latency_s\ngpt2,1,64,prefill,4.5 ms\nbert-base,1,64,prefill,0.0034\n"
     )
     code, out, err = run(
         "lab", "fit", "host", str(table), "--gpu", "h200", "--out", str(tmp_path / "bundle")
