@@ -256,7 +256,7 @@ def _design_work(design: DesignKernels, axes: DesignAxes) -> KernelWork:
     work = design.work
     changes: dict[str, Any] = {}
     for name, table in design.l2_tables.items():
-        gained = _interpolate(design, table, axes).take(design.row_of, axis=-1)
+        gained = _interpolate(design, table, axes).T.take(design.row_of, axis=0).T
         changes[name] = np.maximum(getattr(work, name) + gained, 0.0)
 
     # Smaller tiles load more; kernels without tiles hold fewer blocks

@@ -60,7 +60,8 @@ class KernelPhase:
         """Return the phase of some of the kernels."""
 
         def take_rows(column: Array) -> Array:
-            return column.take(rows, axis=-1)
+            # the sweep of each kernel stays end to end in memory
+            return column.T.take(rows, axis=0).T
 
         return self.change(take_rows, take_rows)
 
@@ -654,12 +655,17 @@ def _find_ratio(
         waiting.append(part > own_cycles)
         cycles = cycles + np.maximum(part, own_cycles)
     ratio = law.carry(_divide_cycles(load, cycles))
-    rows = np.arange(0)
-    if waiting and not law.is_level:
-        rows = np.flatnonzero(np.logical_or.reduce(np.broadcast_arrays(*waiting)))
-    if not rows.size:
+    if not waiting or law.is_level:
         return ratio
-    takes_all = 2 * rows.size > ratio.size  # where to select them takes longer than to do all
+    is_waiting = waiting[0]
+    for here in waiting[1:]:
+        is_waiting = is_waiting | here
+    is_waiting = np.broadcast_to(is_waiting, ratio.shape)
+    count = int(np.count_nonzero(is_waiting))
+    if count == 0:
+        return ratio
+    takes_all = 2 * count > ratio.size  # where to select them takes longer than to do all
+    rows = np.arange(0) if takes_all else np.flatnonzero(is_waiting)
 
     def pick(values: Array) -> Array:
         everywhere = np.broadcast_to(values, ratio.shape)
@@ -750,7 +756,7 @@ def _settle_ratio(
 
 def _divide_cycles(load: Array, cycles: Array) -> Array:
     """Return the load on the supply of each kernel; none of a kernel without cycles."""
-    if cycles.all():
+    if cycles.size and cycles.min() > 0.0:
         return np.asarray(load / cycles)
     no_load = np.zeros(np.broadcast_shapes(load.shape, cycles.shape), order="F")
     return np.divide(load, cycles, out=no_load, where=cycles > 0)
