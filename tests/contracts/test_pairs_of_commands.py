@@ -16,12 +16,15 @@ from typing import Any
 import pytest
 
 import wattcast
+from wattcast.control.serving_rehearsal import build_clock_levels
 from wattcast.explore import explore
 from wattcast.explore.fleet import SERVED_REQUESTS, assign_fleet, read_fleet
 from wattcast.hardware import load_gpu
 from wattcast.predictor.answer_lines import list_answers
 from wattcast.predictor.prediction import Prediction
+from wattcast.predictor.prices import BOARD_ENERGY
 from wattcast.report.comparison_sides import compare
+from wattcast.serving.governed_steps import govern_steps
 from wattcast.serving.plan_options import INTERPOLATED
 from wattcast.serving.service_demand import REQUESTS
 from wattcast.serving.simulate_serving import WHOLE_TIME
@@ -123,6 +126,18 @@ def test_the_page_and_the_command_line_predict_alike(case: dict[str, Any]) -> No
         assert answer["prediction"][name] == pytest.approx(getattr(alone, name), rel=EXACT), name
     phases = [(phase["name"], phase["power_w"]) for phase in answer["prediction"]["phases"]]
     assert phases == [(phase.name, pytest.approx(phase.power_w)) for phase in alone.phases]
+
+
+def test_the_page_and_the_command_line_assume_alike() -> None:
+    """With prices the page did not say that energy is that of the board, without a host."""
+    asked = {"model": "gpt2", "gpu": "h200", "phase": "prefill", "seq": 200}
+    prices = {"price_per_h": 2.0, "electricity_per_kwh": 0.1}
+    answer = json.loads(answer_request("view", json.dumps(asked | prices).encode()).body)
+    alone = wattcast.predict(
+        "gpt2", "h200", phase="prefill", seq=200, price="2USD/h", electricity="0.1USD/kWh"
+    )
+    assert set(answer["prediction"]["assumptions"]) == set(alone.assumptions)
+    assert BOARD_ENERGY in alone.assumptions
 
 
 @pytest.mark.parametrize("case", CASES, ids=CASE_NAMES)
@@ -439,6 +454,24 @@ def test_a_fleet_and_a_plan_serve_alike(bound: str, is_top: bool, tmp_path: Path
     assert row["ttft_p99_s"] == pytest.approx(figures["ttft_s.p99"], rel=ttft_within)
     assert INTERPOLATED in assignment.notes
     assert any(f"{SERVED_REQUESTS} requests" in note for note in assignment.notes)
+
+
+@pytest.mark.parametrize(("model", "gpu"), [("llama3-8b", "h200"), ("mistral-7b", "l40s")])
+def test_the_forecast_of_manage_serve_and_predict_agree(model: str, gpu: str) -> None:
+    """A keeper of clocks takes steps from the table of a plan, ``predict`` a step by itself.
+
+    Between tabulated contexts and clocks they are interpolated, which plans and fleets say.
+    """
+    levels = build_clock_levels(model, load_gpu(gpu))
+    for costs in (levels[0], levels[-1]):
+        for batch, context in ((1, 256), (8, 2000)):
+            cost = costs.decode_cost(batch, batch, float(context))
+            step_s = govern_steps(costs, cost, 1, 0.0)[0]
+            clock_hz = float(costs.clock_hz[0])
+            alone = wattcast.predict(
+                model, gpu, phase="decode", batch=batch, seq=context, clock=clock_hz
+            )
+            assert step_s == pytest.approx(alone.latency_s, rel=0.06)
 
 
 def test_text_and_json_of_predict_agree(call: Any) -> None:

@@ -535,7 +535,10 @@ def _view_of(asked: request_schema.Configuration) -> configuration_view.Configur
         bundle=bundle,
         force=True,
     )
-    return replace(seen, prediction=replace(seen.prediction, prices=parse_prices(**asked.prices())))
+    prices = parse_prices(**asked.prices())
+    assumptions = (*seen.prediction.assumptions, *prices.notes)
+    priced = replace(seen.prediction, prices=prices, assumptions=assumptions)
+    return replace(seen, prediction=priced)
 
 
 def _answer_power(asked: request_schema.Configuration) -> PowerOut:
