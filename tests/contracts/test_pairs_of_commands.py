@@ -474,6 +474,28 @@ def test_the_forecast_of_manage_serve_and_predict_agree(model: str, gpu: str) ->
             assert step_s == pytest.approx(alone.latency_s, rel=0.06)
 
 
+def test_a_hall_and_simulate_agree(call: Any, tmp_path: Path) -> None:
+    """The busiest hour of a hall's replica is a run of ``simulate`` at its rate."""
+    path = tmp_path / "hall.yaml"
+    path.write_text(
+        "title: one node\nhours: 1\ngroups:\n"
+        "  - {name: chat, system: dgx-h200, racks: 1, nodes_per_rack: 1, racks_per_row: 1,\n"
+        "     serve: {model: llama3-8b, rate: 2/s, prompt: 300, output: 50, day: flat}}\n"
+    )
+    done = call("hall", str(path), "--span", "10min", "--json")
+    assert done.code == 0, done.err
+    busiest = json.loads(done.out)["groups"][0]["busiest"]
+    run = wattcast.simulate(
+        "llama3-8b", "h200", rate=busiest["served_per_s"], prompt=300, output=50, requests=1000
+    )
+    figures = run.summarise()
+    # other arrivals were drawn at the same rate
+    for name in ("ttft", "tpot"):
+        middle_s = figures[f"{name}_s"]["p50"]
+        assert busiest[f"{name}_p50_s"] == pytest.approx(middle_s, rel=0.05), name
+    assert busiest["gpu_w"] == pytest.approx(figures["steady"]["power_w"], rel=0.05)
+
+
 def test_text_and_json_of_predict_agree(call: Any) -> None:
     """The first screen is made of the numbers of the JSON."""
     argv = ("predict", "llama3-70b", "--gpu", "h100-sxm", "--tp", "8", "--phase", "decode")
