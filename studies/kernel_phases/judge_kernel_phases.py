@@ -28,7 +28,6 @@ import argparse
 import json
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,31 +35,22 @@ import numpy as np
 
 from measure_kernel_phases import read_operators
 from wattcast import hardware
-from wattcast.kernels import build_kernels
 from wattcast.kernels.kernel_labels import find_label, find_product_kernel
 from wattcast.kernels.kernel_names import parse_kernel_name
-from wattcast.kernels.kernel_table import COUNTED_ROTATION, USUAL_CONDITION
 from wattcast.lab.campaigns.kernel_plan import OperatorSpec
 from wattcast.lab.campaigns.nsight_counters import read_counter_table
+from wattcast.lab.validate.profiled_kernel import BANK_BYTE, LEVELS, count_predicted_bytes
 from wattcast.predictor import api
-from wattcast.predictor.bundle import bundle_for
-from wattcast.predictor.kernel_phases import count_events
 from wattcast.predictor.kernel_view import KernelView
 from wattcast.report.kernel_report import view_numbered_kernel
 from wattcast.workload.readers.from_json import parse_workload
 
 GPU = "h200"
 MEASURED = Path(__file__).parent / "h200"
-BANK_BYTE = 4.0  # a bank of shared memory and L1 is 4 bytes wide, and each is counted by itself
 LEAST_BYTE = 65536.0
 ASKED_ERROR = 0.10
 ASKED_EXACT = 0.85
 SAME_TIME = 1e-9
-LEVELS = {
-    "DRAM": ("dram__bytes_read.sum", "dram__bytes_write.sum"),
-    "L2": ("l1tex__m_xbar2l1tex_read_bytes.sum", "l1tex__m_l1tex2xbar_write_bytes.sum"),
-    "shared": ("l1tex__data_bank_reads.sum", "l1tex__data_bank_writes.sum"),
-}
 
 
 def read_counts(lines: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -89,20 +79,6 @@ def predict_view(spec: OperatorSpec) -> KernelView:
     data = json.dumps({"name": "one", "ops": [operator]}).encode()
     graph = parse_workload(data, "one")
     return view_numbered_kernel(api.predict(graph, GPU, host_launch="0us"), 1)
-
-
-def predict_bytes(view: KernelView) -> dict[str, float]:
-    """Return the bytes of an operator by level, in the state in which a profiler counts them."""
-    chip = hardware.load_gpu(GPU)
-    condition = replace(USUAL_CONDITION, rotated=COUNTED_ROTATION)
-    kernels = build_kernels((view.op,), [condition], chip, bundle_for(chip).reference, ())
-    events, value = count_events(kernels)
-    column = dict(zip(events, value[0].tolist(), strict=True))
-    return {
-        "DRAM": column["dram_read_byte"] + column["dram_write_byte"],
-        "L2": view.level_byte["l2"],
-        "shared": view.level_byte["shared"],
-    }
 
 
 def judge_tile(
@@ -137,7 +113,7 @@ def judge_tile(
 def judge_operator(spec: OperatorSpec, count: dict[str, Any]) -> dict[str, Any]:
     """Compare one operator with what was counted."""
     view = predict_view(spec)
-    predicted = predict_bytes(view)
+    predicted = count_predicted_bytes(view, hardware.load_gpu(GPU))
     errors = {}
     for level, counted in count["byte"].items():
         if min(counted, predicted[level]) >= LEAST_BYTE:

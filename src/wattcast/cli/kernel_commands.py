@@ -4,6 +4,7 @@ designs.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 from rich.console import Console
@@ -28,12 +29,16 @@ def kernel(
     sizes: Annotated[str, Option("Its sizes, such as 4096x4096x4096: m, n, k.", positional=True)],
     gpu: Annotated[str, GPU],
     dtype: Annotated[str, Option("Number format of operands.")] = "bf16",
+    profile: Annotated[
+        Path | None, Option("Nsight Compute CSV of one run of it, to show beside the prediction.")
+    ] = None,
     **options: Any,
 ) -> CommandOutput:
     """Look into one kernel: tile and why, waves, bytes at every level, phases, watts over its life.
 
     Examples: wattcast lab kernel linear 4096x4096x4096 --gpu h200 --plot kernel.png
     ... lab kernel bmm 64x1024x1024x128 --gpu h200 --clock 1500MHz
+    ... lab kernel linear 4096x4096x4096 --gpu h200 --profile ncu.csv
     """
     from wattcast.predictor import api
     from wattcast.report.kernel_report import (
@@ -47,7 +52,21 @@ def kernel(
     options.setdefault("host_launch", "0us")  # back to back, as a benchmark runs a kernel
     prediction = api.predict(graph_of_operator(operator, sizes, dtype), gpu, **options)
     view = view_numbered_kernel(prediction, 1)
-    return CommandOutput.of(view, kernel_to_plain, print_kernel, draw_kernel)
+    output = CommandOutput.of(view, kernel_to_plain, print_kernel, draw_kernel)
+    if profile is None:
+        return output
+
+    from wattcast.lab.validate import profiled_kernel
+
+    counted = profiled_kernel.read_profiled_kernel(profile)
+    rows = profiled_kernel.compare_with_profile(view, api.find_gpu(gpu), counted)
+
+    def print_both(console: Console) -> None:
+        print_kernel(console, view)
+        profiled_kernel.print_profile(console, counted, rows)
+
+    plain = kernel_to_plain(view) | {"profile": {"kernels": list(counted.names), "rows": rows}}
+    return CommandOutput(plain, print_both, output.figures)
 
 
 @command("lab carry-over")
