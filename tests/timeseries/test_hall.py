@@ -350,3 +350,10 @@ def test_too_many_values_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hall_run, "MOST_VALUES", 1000)
     with pytest.raises(BadInput, match="a --span of 166 s at most"):
         run_hall(read(HALL))
+
+
+def test_no_time_between_checkpoints_is_refused_with_the_time_that_is_expected() -> None:
+    """The message asked for "a time of zero or more" and got zero."""
+    text = HALL.replace("checkpoint_every: 5min", "checkpoint_every: 0s")
+    with pytest.raises(BadInput, match="checkpoint_every: expected a time above zero"):
+        parse_hall(text.encode(), "hall.yaml", Path())

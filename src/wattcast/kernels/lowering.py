@@ -83,7 +83,7 @@ def lower_graph(
     order.
     """
     ops, segments = _distinct_operators(graph)
-    ops = _round_where_possible(ops, gpu)
+    ops = _replace_missing_tf32(ops, gpu)
     conditions = (_CONDITIONS[graph.operands],) * len(ops)
     return build_kernels(
         ops,
@@ -107,7 +107,7 @@ def lower_graphs(
     graph_rows: list[GraphRows] = []
     for graph in graphs:
         ops, segments = _distinct_operators(graph)
-        ops = _round_where_possible(ops, gpu)
+        ops = _replace_missing_tf32(ops, gpu)
         condition = _CONDITIONS[graph.operands]
         rows = [row_of.setdefault((op, condition), len(row_of)) for op in ops]
         graph_rows.append((np.array(rows, np.int64), ops, segments))
@@ -131,10 +131,10 @@ _CONDITIONS = {
 }
 
 
-def _round_where_possible(ops: Sequence[Operator], gpu: Gpu) -> Sequence[Operator]:
-    """Return operators as a library runs them on ``gpu``.
+def _replace_missing_tf32(ops: Sequence[Operator], gpu: Gpu) -> Sequence[Operator]:
+    """Return operators with fp32 in place of TF32 on a card that has no TF32.
 
-    TF32 is an allowance: cards without it keep fp32.
+    TF32 is an allowance to round the operands of an fp32 product, not a format of its own.
     """
     if Dtype.TF32 in gpu.pipes.tensor_flop_per_cycle:
         return ops
@@ -241,7 +241,10 @@ def _find_work(
     events: CodedColumn[str],
     reference: ReferenceChip,
 ) -> KernelWork:
-    """Return the work of operators; of a workload met before, which no sweep changes, as it was."""
+    """Return the work of operators, from memory where the same workload was counted before.
+
+    A sweep over clocks or memory changes none of it.
+    """
     if len(ops) > _MOST_OPS:
         return compute_work(ops, conditions, events, reference)
     known_work = reference.known_work
@@ -281,7 +284,8 @@ def compute_work(
         ((rows, part.kernel_family) for rows, part in counted), len(ops)
     )
     columns, features, likelihoods = merge_families(counted, len(ops))
-    # A mean over likely kernels is rounded: 264 blocks are two waves, not three.
+    # Units are a mean over likely kernels, which misses whole numbers by rounding: 264.0000001
+    # blocks on 132 SMs would be three waves, not two.
     columns["units"] = columns["units"].round(6)
     _count_as_profiler(columns, ops, columns_of_rows, reference)
     between_byte = columns["between_byte"]
@@ -465,4 +469,5 @@ def reference_chip(gpu: Gpu) -> ReferenceChip:
 
 
 def _take_first(value: Sweepable | None, unknown: float = 0.0) -> float:
+    """Return a field of a card, its first value where it is swept, or ``unknown``."""
     return unknown if value is None else float(sweep_values(value).flat[0])

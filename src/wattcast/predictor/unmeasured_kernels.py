@@ -62,15 +62,17 @@ def find_unmeasured(timeline: Timeline, bundle: Bundle) -> dict[int, UnmeasuredK
     """Find the kernels outside what was measured, by row."""
     kernels = timeline.kernels
     outside: dict[int, UnmeasuredKernel] = {}
-    rows_to_size: dict[str, list[RowIndex]] = {}  # of kinds that were measured, by learner
+    # Kernels of kinds that were measured, whose sizes are to be compared, by the family whose
+    # corrections are learned together
+    rows_to_size: dict[str, list[RowIndex]] = {}
     for group, rows in _list_alike(kernels):
         op = kernels.ops[int(rows[0])]
         learner = root_family(group)
         lacks_held_out = op.family in bundle.residuals and not bundle.residuals[op.family].rows
         if lacks_held_out and op.family == "collective":
-            continue  # its ends are those of public timings
+            continue  # the interval of a collective comes from public timings
         if not lacks_held_out and learner not in bundle.seen:
-            continue
+            continue  # the bundle does not say what was measured of this family
         judged: tuple[OutsideReason, str] | None
         if lacks_held_out:
             judged = (OutsideReason.KIND, f"no held-out rows for {op.family}")
@@ -120,7 +122,7 @@ def _judge_kind(
     if group not in seen.groups:
         return OutsideReason.KIND, f"no kernel of the kind {group} was measured"
     if seen.forms is None or op.form in seen.every_form:
-        return None
+        return None  # older bundles list no forms
     # Where many forms ran as one kernel, as plain functions of an element do, another is much like
     # them. Where few did, as in reductions, different code may share the name of a kernel.
     measured = seen.forms.get(group, ())

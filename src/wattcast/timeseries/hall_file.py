@@ -29,7 +29,9 @@ LEVELS = ("rack", "row", "hall")
 
 
 class DayCoefficients(Coefficients):
-    """Requests of each hour over the mean of the day, from midnight."""
+    """Requests of each hour from midnight, relative to one another; ``_read_day`` divides by the
+    mean.
+    """
 
     office: tuple[float, ...]  # low at five in the morning, high from ten to four
     evening: tuple[float, ...]  # low at four, high at nine in the evening
@@ -283,7 +285,8 @@ def _read_serving(
         raise bad_value(f"{where}: rate", "requests per second above zero", file.rate)
     for name in ("pp", "dp", "ep", "replicas", "prefill_replicas", "trace", "concurrency"):
         if name in file.options:
-            raise bad_value(f"{where}: options", "engines on the GPUs of one node", name)
+            expected = "options of one engine on the GPUs of one node, with arrivals of its own"
+            raise bad_value(f"{where}: options", expected, name)
     return ServingLoad(
         file.model,
         rate_per_s,
@@ -296,7 +299,10 @@ def _read_serving(
 
 
 def _read_day(day: str | list[float], where: str) -> tuple[float, ...]:
-    """Return the shape of a day: a name, or a number for each hour or part of one."""
+    """Return the requests of each part of a day over their mean.
+
+    ``day`` is the name of a shape, or a number for each hour, half or quarter of one.
+    """
     if isinstance(day, str):
         check_names("shape of a day", day, DAY_SHAPES)
         values = DAY_SHAPES[day]
@@ -319,13 +325,14 @@ def _read_training(
     if not 1 <= file.jobs <= racks or racks % file.jobs:
         expected = f"a number that divides the {racks} racks"
         raise bad_value(f"{where}: jobs", expected, file.jobs)
-    every_s = _read_span(file.checkpoint_every, f"{where}: checkpoint_every", above=0.0)
+    every_s = _read_span(file.checkpoint_every, f"{where}: checkpoint_every", allows_zero=False)
     if not 0 <= file.failures_per_gpu_day <= 1:
         expected = "from 0 to 1 failures of a GPU in a day"
         raise bad_value(f"{where}: failures_per_gpu_day", expected, file.failures_per_gpu_day)
     for name in ("gpus", "tokens", "pause_share", "failures"):
         if name in file.options:
-            raise bad_value(f"{where}: options", "options that a hall does not decide", name)
+            expected = "options that the file of the hall does not decide itself"
+            raise bad_value(f"{where}: options", expected, name)
     return TrainingLoad(
         file.model,
         file.jobs,
@@ -340,11 +347,13 @@ def _read_training(
 def _read_span(
     text: str,
     where: str,
-    above: float = -1.0,
+    allows_zero: bool = True,
 ) -> float:
     seconds = units.parse(text, "s", where)
-    if not (math.isfinite(seconds) and seconds >= 0 and seconds > above):
-        raise bad_value(where, "a time of zero or more", text)
+    is_long_enough = seconds >= 0 if allows_zero else seconds > 0
+    if not (math.isfinite(seconds) and is_long_enough):
+        expected = "a time of zero or more" if allows_zero else "a time above zero"
+        raise bad_value(where, expected, text)
     return seconds
 
 
@@ -370,5 +379,6 @@ def _read_cap(file: _HallFile, where: str) -> PowerCap | None:
     gpu_limit_w = units.parse(cap.gpu, "W", f"{where}: cap: gpu")
     if gpu_limit_w <= 0:
         raise bad_value(f"{where}: cap: gpu", "a power above zero", cap.gpu)
-    hold_s = _read_span(cap.hold, f"{where}: cap: hold", above=0.0)
-    return PowerCap(cap.level, gpu_limit_w, max(float(round(hold_s)), 1.0))
+    hold_s = _read_span(cap.hold, f"{where}: cap: hold", allows_zero=False)
+    whole_s = max(float(round(hold_s)), 1.0)  # limits are compared with power second by second
+    return PowerCap(cap.level, gpu_limit_w, whole_s)
