@@ -17,6 +17,7 @@ from wattcast.control.queue_keeper import (
     forecast_work,
 )
 from wattcast.control.serving_control import (
+    KEEPER,
     EngineReading,
     LatencyHistogram,
     ServingLimits,
@@ -209,12 +210,12 @@ def test_late_requests_make_careful() -> None:
     assert engine.keeper._care == 1.0
     engine.late_share = 0.05
     engine.play(65)
-    assert engine.keeper._care == pytest.approx(QUEUE.care_fall)
+    assert engine.keeper._care == pytest.approx(KEEPER.care_fall)
     engine.play(1200)
-    assert engine.keeper._care == QUEUE.least_care
+    assert engine.keeper._care == KEEPER.least_care
     engine.late_share = 0.0
     engine.play(130)
-    assert engine.keeper._care > QUEUE.least_care
+    assert engine.keeper._care > KEEPER.least_care
 
 
 def test_a_clock_that_needs_more_energy_is_not_taken() -> None:

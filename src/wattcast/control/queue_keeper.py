@@ -23,6 +23,7 @@ from wattcast.control.serving_control import (
     EngineReading,
     LatencyHistogram,
     ServingLimits,
+    adjust_care,
 )
 from wattcast.core.arrays import Array
 from wattcast.serving.governed_steps import predict_steady_step
@@ -47,10 +48,7 @@ class QueueKeeperCoefficients(Coefficients):
     first_deviation: float  # of single requests, relative to that
     first_weight: float  # requests that the margin without experience counts for
     block_s: float  # of ended requests, whose late ones are counted
-    late_requests: float  # share, above which less of the limits is used
-    care_fall: float  # by which the used share of the limits falls then
     care_rise: float  # by which it rises in a block without
-    least_care: float  # share of the limits that is used at least
     goal: float  # of a limit, which a forecast with its margin keeps to
     full_cache: float  # share of the cache, above which requests may be computed anew
     full_seats: float  # share of the seats, above which requests may have to wait
@@ -170,7 +168,8 @@ class _Margin:
     An engine tells the sum and the number of times since the last look. With r the mean over its
     forecast, and n the number, the variance of single requests lies between (r - mean r)², where
     those of a second are alike, and n times that, where they are independent: it is n^p times that.
-    First tokens of a burst wait for each other (p = 0); outputs differ in length (p = 1/2). The margin
+    First tokens of a burst wait for each other (p = 0); outputs differ in length (p = 1/2). The
+    margin
     is the 99th percentile of a gamma distribution with that mean and deviation (Wilson and
     Hilferty), a little further out, since it has to hold in nearly every minute."""
 
@@ -222,7 +221,8 @@ class _Margin:
 class QueueKeeper:
     """Choose a core clock from the work in an engine: the most frugal that meets the limits.
 
-    At each level, with d(N) the time of a step in which N sequences decode, q that of a mean prompt,
+    At each level, with d(N) the time of a step in which N sequences decode, q that of a mean
+    prompt,
     λ the requests per second and ρ = λ·q the share of the time that prompts take,
 
         τ = d(N) / (1 - ρ)
@@ -417,10 +417,7 @@ class QueueKeeper:
         token = last.reading.tpot.since(begin.tpot)
         late = max(first.count_above(self.limits.ttft_s), token.count_above(self.limits.tpot_s))
         self._judged = last
-        if late > QUEUE.late_requests * first.count:
-            self._care = max(QUEUE.care_fall * self._care, QUEUE.least_care)
-        else:
-            self._care = min(QUEUE.care_rise * self._care, 1.0)
+        self._care = adjust_care(self._care, late, first.count, QUEUE.care_rise)
 
     def _find_step_s(
         self,
@@ -501,7 +498,8 @@ def _find_crossing(
     knots: Array,
     wanted: Array,
 ) -> Array:
-    """Return for each row where it falls below its knots, linear between them; infinite: nowhere."""
+    """Return for each row where it falls below its knots, linear between them; infinite:
+    nowhere."""
     over = wanted - knots
     crossing = np.full(len(wanted), math.inf)
     for row, excess in enumerate(over):

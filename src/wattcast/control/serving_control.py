@@ -71,6 +71,21 @@ class LatencyKeeperCoefficients(Coefficients):
 KEEPER = load_coefficients("latency_keeper", LatencyKeeperCoefficients)
 
 
+def adjust_care(
+    care: float,
+    late: float,
+    requests: float,
+    rise: float,
+) -> float:
+    """Return the share of the limits that is used next: less after many late requests, else more.
+
+    ``care`` is the share that was used, and ``rise`` by what it grows after a time with few.
+    """
+    if late > KEEPER.late_requests * requests:
+        return max(KEEPER.care_fall * care, KEEPER.least_care)
+    return min(rise * care, 1.0)
+
+
 # Metric names by engine, newest first. vLLM: docs.vllm.ai, "Production Metrics"; SGLang:
 # docs.sglang.io, likewise.
 FIRST_TOKEN = ("vllm:time_to_first_token_seconds", "sglang:time_to_first_token_seconds")
@@ -93,14 +108,16 @@ LARGEST_ANSWER = 4 * 2**20
 
 @dataclass(frozen=True)
 class LatencyHistogram:
-    """Hold the counts of a Prometheus histogram since its engine started, or between two readings."""
+    """Hold the counts of a Prometheus histogram since its engine started, or between two
+    readings."""
 
     edges: tuple[float, ...]  # upper ends of the buckets, the last is infinite
     counts: tuple[float, ...]  # at or below each edge
     total_s: float
 
     def since(self, before: LatencyHistogram | None) -> LatencyHistogram:
-        """Return what came after an earlier reading; all of it where the engine was started anew."""
+        """Return what came after an earlier reading; all of it where the engine was started
+        anew."""
         if before is None or before.edges != self.edges or before.counts[-1] > self.counts[-1]:
             return self
         counts = tuple(now - then for now, then in zip(self.counts, before.counts, strict=True))
@@ -187,7 +204,8 @@ def read_engine_metrics(url: str) -> EngineReading:
     if not url.startswith(("http://", "https://")):
         raise bad_value("--metrics", "an address such as http://localhost:8000/metrics", url)
     try:
-        with urllib.request.urlopen(url, timeout=READ_TIMEOUT_S) as answer:  # noqa: S310  (scheme checked above)
+        # The scheme was checked above.
+        with urllib.request.urlopen(url, timeout=READ_TIMEOUT_S) as answer:  # noqa: S310
             return parse_engine_metrics(answer.read(LARGEST_ANSWER).decode("utf-8", "replace"))
     except (urllib.error.URLError, OSError) as error:
         raise MissingTool(f"{url}: the engine's metrics cannot be read ({error}).") from None
@@ -360,10 +378,8 @@ class LatencyKeeper:
         self._judged_s = now_s
         late_first = lately.ttft.count_above(self.limits.ttft_s)
         late_tokens = lately.tpot.count_above(self.limits.tpot_s)
-        if max(late_first, late_tokens) > KEEPER.late_requests * lately.ttft.count:
-            self._care = max(KEEPER.care_fall * self._care, KEEPER.least_care)
-        else:
-            self._care = min(KEEPER.care_rise * self._care, 1.0)
+        late = max(late_first, late_tokens)
+        self._care = adjust_care(self._care, late, lately.ttft.count, KEEPER.care_rise)
 
     def _find_fitting(
         self,
@@ -372,7 +388,8 @@ class LatencyKeeper:
         output: float,
         long: _ServingWindow,
     ) -> npt.NDArray[np.bool_]:
-        """Tell at which levels the 99th percentiles keep their limits under a load, ``(level,)``."""
+        """Tell at which levels the 99th percentiles keep their limits under a load,
+        ``(level,)``."""
         tpot_s = self.goal * self._care * self.limits.tpot_s
         ttft_s = self.goal * self._care * self.limits.ttft_s
         a = steps.empty_s

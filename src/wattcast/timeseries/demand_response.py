@@ -254,19 +254,23 @@ def _list_points(
         return _training_points(work, load, event_s)
     limit_w = _limit_w(work)
     each_w = work.loaded_w if load == "loaded" else work.cold_w
-    idle = ShedPoint(
-        work.group.name,
-        "usual",
-        0.0,
-        0.0,
-        0.0,
-        0.0,
-        None,
-        None,
-        0.0,
-        limit_w,
+    return (_as_usual(work.group.name, limit_w),), _group_wall_w(work, each_w, 0.0)
+
+
+def _as_usual(group: str, gpu_limit_w: float) -> ShedPoint:
+    """Return the point of a group that serves nobody and runs as always: it sheds nothing."""
+    return ShedPoint(
+        group,
+        policy="usual",
+        depth=0.0,
+        shed_w=0.0,
+        requests_lost=0.0,
+        requests=0.0,
+        ttft_p99_s=None,
+        tpot_p99_s=None,
+        lost_j=0.0,
+        gpu_limit_w=gpu_limit_w,
     )
-    return (idle,), _group_wall_w(work, each_w, 0.0)
 
 
 def _limit_w(work: GroupWork) -> float:
@@ -435,18 +439,7 @@ def _training_points(
     usual = plan_steps(load, group.gpu, gpus)
     usual_card_w = _step_power_w(usual)
     usual_w = _group_wall_w(work, usual_card_w, 1.0)
-    start = ShedPoint(
-        group.name,
-        "usual",
-        0.0,
-        0.0,
-        0.0,
-        0.0,
-        None,
-        None,
-        0.0,
-        _limit_w(work),
-    )
+    start = _as_usual(group.name, _limit_w(work))
 
     def point(
         policy: str,
