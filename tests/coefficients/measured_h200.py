@@ -1,4 +1,4 @@
-"""Rows that an H200 measured, and what is predicted of them: times, watts and counted bytes."""
+"""Rows that an H200 measured, and what is predicted of them: times, watts, bytes and grids."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ UNCAPPED_W = 670.0  # below it the power limit of 700 W does not lower the clock
 BANK_BYTE = 4.0  # a bank of shared memory and L1 is 4 bytes wide
 LEAST_BYTE = 1e5  # less than this is noise of the profiler
 MOST_ROWS = 600  # a sample, so that a test takes seconds
+LAUNCH_QUANTITIES = ("blocks", "launches")
 
 
 @dataclass(frozen=True)
@@ -64,10 +65,12 @@ def load_measured(database: str, quantity: str, kernels: str) -> MeasuredKernels
     families = " ".join(name.partition(".")[0] for name in kernels.split())
     if quantity in ("latency", "power"):
         rows, figures = _select_runs(database, quantity, families)
+    elif quantity in LAUNCH_QUANTITIES:
+        rows, figures = _select_launched(database, quantity, families)
     else:
         rows, figures = _select_counted(database, quantity, families)
     conditions = [read_condition(row) for row in rows]
-    if quantity not in ("latency", "power"):
+    if quantity not in ("latency", "power", *LAUNCH_QUANTITIES):
         conditions = [replace(condition, rotated=COUNTED_ROTATION) for condition in conditions]
     ops = parse_operators([row["operator"] for row in rows], database)
 
@@ -105,6 +108,24 @@ def _select_runs(database: str, quantity: str, families: str) -> tuple[list[Plai
     return rows, [float(row[column]) for row in rows]
 
 
+def _select_launched(
+    database: str, quantity: str, families: str
+) -> tuple[list[Plain], list[float]]:
+    """Select operators with the blocks of their longest kernel, or with the number of kernels."""
+    rows: dict[str, Plain] = {}
+    for row in read_plain_rows(database):
+        is_listed = row.get("kernel_grids") and row.get("kernel_s") and not row.get("error")
+        if is_listed and row["kind"] == "burst" and _is_of_family(row, families):
+            rows.setdefault(f"{row['operator']} {row['layout']} {row['detail']}", row)
+    if quantity == "launches":
+        return list(rows.values()), [float(len(row["kernel_grids"])) for row in rows.values()]
+    figures = []
+    for row in rows.values():
+        longest = int(np.argmax(row["kernel_s"]))
+        figures.append(float(np.prod(row["kernel_grids"][longest])))
+    return list(rows.values()), figures
+
+
 def _select_counted(database: str, quantity: str, families: str) -> tuple[list[Plain], list[float]]:
     """Select operators whose bytes a profiler counted."""
     counted_byte: defaultdict[str, float] = defaultdict(float)
@@ -138,6 +159,9 @@ def predict_measured(rows: MeasuredKernels, quantity: str) -> Array:
         return predict_bursts_s(kernels, gpu, bundle)
     if quantity == "power":
         return _predict_watts(kernels, gpu, bundle)
+    if quantity in LAUNCH_QUANTITIES:
+        columns = {"blocks": kernels.work.units, "launches": kernels.work.launches}
+        return np.asarray(columns[quantity], dtype=np.float64)
     events, count = count_events(kernels)
     names = {"shared": ["shared_byte"], "l2": ["l2_byte"]}
     columns = names.get(quantity, ["dram_read_byte", "dram_write_byte"])
@@ -195,7 +219,8 @@ def judge_all(rows: MeasuredKernels, quantity: str) -> Dependence:
 
 
 def _is_large_enough(rows: MeasuredKernels, predicted: Array, quantity: str) -> Mask:
-    least = 0.0 if quantity in ("latency", "power") else LEAST_BYTE
+    is_of_bytes = quantity not in ("latency", "power", *LAUNCH_QUANTITIES)
+    least = LEAST_BYTE if is_of_bytes else 0.0
     return np.asarray((rows.measured > least) & (predicted > least))
 
 

@@ -2,8 +2,8 @@
 
 A case of ``kernel_row_cases.csv`` takes the measured rows whose prediction moves by 1 % when a
 coefficient grows by a tenth, or all rows where it decides on kernels or is a feature of learned
-corrections: bursts for their time, long runs for their watts, operators under the
-profiler for their bytes. The bias of these predictions, which is their median, or their mean error
+corrections: bursts for their time, the blocks of their longest kernel and the number of their
+kernels, long runs for their watts, operators under the profiler for their bytes. The bias of these predictions, which is their median, or their mean error
 stays below a bound. With the coefficient a third off it does not.
 """
 

@@ -15,6 +15,7 @@ from wattcast.control.hall_rehearsal import (
     HallRehearsal,
     PlannedEvent,
     RackSupply,
+    list_rack_supplies,
     plan_events,
     play_events,
     rehearse_hall,
@@ -158,6 +159,12 @@ def test_all_events_of_a_hall_keep_its_limit() -> None:
     idle_j = 0.9 * 240 * 2 * 20e3
     assert dark.denied_j > 0.1 * idle_j  # two racks were dark
     assert rehearsal.events[2].budget_w == pytest.approx(0.85 * 150e3)
+
+
+def test_safe_shares_leave_a_third_of_the_budget_to_those_who_work() -> None:
+    plan = parse_hall(HALL.encode(), "hall.yaml", Path())
+    racks = list_rack_supplies(run_hall(plan, HallSpan(0.0, 60.0)), 150e3)
+    assert 0.28 < 1.0 - sum(rack.safe_w for rack in racks) / 150e3 < 0.38
 
 
 @pytest.mark.parametrize(

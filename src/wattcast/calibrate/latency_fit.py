@@ -43,7 +43,6 @@ class LatencyFitCoefficients(Coefficients):
     outlier: float  # robust deviations beyond which a row says that it is far, not how far
     usual_length: float  # log of one over the length of a feature, in its deviations
     length_pull: float  # weight of a length that is unlike the usual
-    start_noise: float  # share of the spread that a search takes for noise at first
     length_bounds: tuple[float, float]  # of the log of one over a length
     variance_bounds: tuple[float, float]  # of the signal, in squares of logs
     noise_bounds: tuple[float, float]  # of the noise, in squares of logs
@@ -55,7 +54,6 @@ class LatencyFitCoefficients(Coefficients):
     trees: int  # of a residual
     leaves: int  # of a tree at most
     leaf_pull: float  # rows of no error that a leaf counts besides its own
-    length_rows: int  # that lengths are fitted on
 
 
 LATENCY_FIT = load_coefficients("latency_fit", LatencyFitCoefficients)
@@ -135,6 +133,9 @@ def pack_trees(trees: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
     return feature, threshold, left, right, value
 
 
+LENGTH_ROWS = (
+    300  # that lengths are fitted on, whose time grows with the cube; all rows give the mean
+)
 _STEPS = 25
 
 
@@ -143,7 +144,7 @@ def fit_gaussian_process(
     raw: Array,
     target: Array,
     sure: Array | None = None,
-    length_rows: int = LATENCY_FIT.length_rows,
+    length_rows: int = LENGTH_ROWS,
 ) -> GaussianProcess:
     """Fit lengths, signal and noise by maximum marginal likelihood [Rasmussen2006, Eq. 5.8-5.9],
     then the mean.
@@ -224,7 +225,7 @@ def _fit_lengths(rows: Array, target: Array) -> tuple[Array, float, float]:
         cost = 0.5 * target @ alpha + log_determinant + prior
         return float(cost), slope
 
-    start_noise = LATENCY_FIT.start_noise * spread
+    start_noise = 0.05 * spread  # where the search begins
     start_lengths = np.full(width, LATENCY_FIT.usual_length)
     start = np.concatenate([start_lengths, [np.log(spread), np.log(start_noise)]])
     variance_bounds = tuple(np.log(LATENCY_FIT.variance_bounds))
@@ -384,7 +385,7 @@ def fit_residuals(
     leaves: int = LATENCY_FIT.leaves,
     hold_in: bool = True,
     loss: str = "absolute_error",
-    length_rows: int = LATENCY_FIT.length_rows,
+    length_rows: int = LENGTH_ROWS,
 ) -> dict[str, LearnedFactor]:
     """Fit log(measured over scaffold) by family; factors are held within the range that was seen.
 

@@ -33,7 +33,8 @@ Record = TypeVar("Record")
 
 
 class Coefficients:
-    """Base of a record of coefficients: a class of annotated fields, one for each entry of its file.
+    """Base of a record of coefficients: a class of annotated fields, one for each entry of its
+    file.
 
     Only ``load_coefficients`` makes one, and nothing assigns to it afterwards. It is no dataclass
     because Python takes most of a millisecond to make one, and a cold command needs dozens.

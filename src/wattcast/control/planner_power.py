@@ -1,7 +1,8 @@
 """Say how many replicas of an engine keep a power budget, for a planner that scales them.
 
 The watts of a replica are those of a simulated minute of its share of the traffic: the engine of
-``wattcast simulate`` with step costs as predicted, at the card's own clocks, or under a power limit.
+``wattcast simulate`` with step costs as predicted, at the card's own clocks, or under a power
+limit.
 ``deploy/dynamo`` serves the answer to NVIDIA Dynamo's planner."""
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from wattcast.workload.model_options import ModelOptions, SoftwareStack
 
 MINUTE_S = 60.0
 MOST_REPLICAS = 4096
-LONGEST_CONTEXT = REHEARSAL.planner_context
+LONGEST_CONTEXT = 16384
 LEAST_PER_S = REHEARSAL.planner_least_per_s
 STEP_PER_S = REHEARSAL.planner_step
 

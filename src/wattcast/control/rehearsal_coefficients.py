@@ -19,7 +19,6 @@ class RehearsalCoefficients(Coefficients):
     block_s: float  # as before, then locked, by turns
     least_block_s: float  # of such a block
     settle_readings: int  # after a change, whose power is not counted
-    planner_context: int  # tokens of a request that a planner may ask about
     planner_least_per_s: float  # requests of a replica at least
     planner_step: float  # of rates that are simulated, one over the next
     smoothing_floor: float  # of the power limit, that power smoothing keeps

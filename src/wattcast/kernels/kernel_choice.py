@@ -59,15 +59,16 @@ class KernelChoiceCoefficients(Coefficients):
     vote_share: float  # of the trees against the score, where there are any
     sharpness: float  # exponent of likelihoods where kernels differ in kind
     step_k: float  # elements of K in a step
-    flop_per_cycle: float  # of an SM of the chip that terms are computed for
     most_log_taps: float  # log2 of the taps that Hopper's kernels walk over
-    most_picks: int  # kernels that a prediction is averaged over
 
 
 CHOICE = load_coefficients("kernel_choice", KernelChoiceCoefficients)
 
 ProductSizes = tuple[Array, Array, Array, Array]  # b, m, n and k, each ``(row,)``
 TF32_CODE = 3.0  # of the format, among the columns that choosers see
+# Terms of a choice are those of one chip, whatever runs: of a Hopper's SM in halves.
+_FLOP_PER_CYCLE = 4096.0
+_MOST_PICKS = 8  # kernels that a prediction is averaged over
 # Products whose candidates' terms stay in a cache, and in memory
 _CACHED_PRODUCTS = 128
 _MOST_PRODUCTS = 8192
@@ -146,7 +147,7 @@ def _tile_products(
     # What a tile costs, ``(candidate,)``
     area = tile_n * tile_m
     slots = tiles_per_sm(kind == "hopper", area)
-    fed_flop_per_cycle = CHOICE.flop_per_cycle * feed_share(area / TILES.standard_side**2)
+    fed_flop_per_cycle = _FLOP_PER_CYCLE * feed_share(area / TILES.standard_side**2)
     step_cycles = np.maximum(2.0 * area * CHOICE.step_k / fed_flop_per_cycle, TILES.step_cycles)
 
     # Tiles and waves, ``(row, candidate)``
@@ -450,7 +451,7 @@ def _pick_fitted(
         return rows, chooser.picks(best, np.ones((len(rows), 1)))
 
     # Where kinds differ by factors of time, the less likely ones count as well.
-    best = np.argsort(-score, axis=1, kind="stable")[:, : CHOICE.most_picks]
+    best = np.argsort(-score, axis=1, kind="stable")[:, :_MOST_PICKS]
     best_score = np.take_along_axis(score, best, axis=1)
     share = np.exp(CHOICE.sharpness * (best_score - best_score[:, :1]))
     return rows, chooser.picks(best, share / share.sum(axis=1, keepdims=True))

@@ -50,9 +50,6 @@ class TileCoefficients(Coefficients):
     vector_step: float  # elements of K that such a block loads at a time
     cuda_thread_area: float  # of a tile over the standard one, whose threads compute 8 x 8
     cluster_loads: float  # share of a tile's loads in a Hopper cluster of two
-    sides_n: tuple[float, ...]  # sides along outputs of the tiles that a library has
-    sides_m: tuple[float, ...]  # sides along tokens of the same tiles
-    splits: tuple[float, ...]  # parts of K that are tried
     slot_areas: tuple[float, ...]  # outputs of a tile below which an SM holds more of them
     tiles_of_area: tuple[float, ...]  # that an SM holds, by slot_areas
     vector_slots: float  # blocks without a tile that an SM holds

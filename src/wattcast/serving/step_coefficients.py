@@ -13,10 +13,6 @@ class StepCoefficients(Coefficients):
     padded_layers: float  # times the fewest layers, below which groups are padded to the most
     mamba_chunk: int  # tokens of a chunk of the first Mamba, whose scan has none
     waiting_weight: int  # requests that decode, of which one that waits counts as many
-    context_parts: int  # groups of contexts of a batch
-    short_context: int  # tokens up to which contexts take one block of keys
-    packed_prompts: int  # in the step from which a further prompt's attention is taken
-    earlier_tokens: int  # at which the slope of a prompt's attention is taken
 
 
 STEPS = load_coefficients("serving_steps", StepCoefficients)

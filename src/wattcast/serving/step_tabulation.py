@@ -88,10 +88,10 @@ DECODE_KNOTS = (
 CONTEXT_KNOTS = (16, 256, 1024, 4096, 16384, 131072)
 PROMPT_KNOTS = (1, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
-CONTEXT_PARTS = STEPS.context_parts
-SHORT_CONTEXT = STEPS.short_context
-PACKED_PROMPTS = STEPS.packed_prompts
-EARLIER_TOKENS = STEPS.earlier_tokens
+CONTEXT_PARTS = 8  # groups into which uneven contexts of a batch fall, as in measured kernels
+SHORT_CONTEXT = 64  # tokens: contexts up to here take one block of keys
+PACKED_PROMPTS = 8  # in the step from which the attention of a further prompt is taken
+EARLIER_TOKENS = 16384  # at which the slope of a prompt's attention over them is taken
 
 _NO_ATTENTION_LIMIT = 1 << 40  # tokens of a model that keeps no cache
 # Notes of a graph that hold for the largest step of one engine only.

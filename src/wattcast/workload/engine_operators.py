@@ -458,6 +458,7 @@ _UNBOUNDED = 1e9
 _LARGEST_FACTOR = 1e8
 _BISECTIONS = 60
 _LEAST_VARIANCE = 1e-12
+_CERTAIN = 4.0  # standard deviations beyond which nothing is expected
 
 
 def _expected_further_blocks(
@@ -467,8 +468,8 @@ def _expected_further_blocks(
 ) -> float:
     """Return Σ_j P(n > j·block) over j from 1 of a normal n."""
     deviation = max(variance, _LEAST_VARIANCE) ** 0.5
-    certain = max(int((mean - WORKLOADS.certain_deviations * deviation - 0.5) / block), 0)
-    uncertain = int(2.0 * WORKLOADS.certain_deviations * deviation / block) + 2
+    certain = max(int((mean - _CERTAIN * deviation - 0.5) / block), 0)
+    uncertain = int(2.0 * _CERTAIN * deviation / block) + 2
     chances = 0.0
     for place in range(certain + 1, certain + uncertain + 1):
         excess = (place * block + 0.5 - mean) / (deviation * 2**0.5)

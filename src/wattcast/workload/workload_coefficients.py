@@ -12,7 +12,6 @@ class WorkloadCoefficients(Coefficients):
     graph_splits: int  # of a sequence in such a step at most
     power_exponent: float  # by which visits of experts fall with their rank in public tables
     skewed_exponent: float  # the same where a workload says skewed
-    certain_deviations: float  # beyond which no further block is expected
     greedy_passes: float  # of fp32 logits, written and read again
     random_passes: float  # the same of a random draw
     penalised_passes: float  # the same with penalties

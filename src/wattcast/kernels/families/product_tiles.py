@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from wattcast.core.arrays import Array, Mask
+from wattcast.core.strict_files import read_shipped_table
 from wattcast.kernels.families.product_shapes import ProductShapes
 from wattcast.kernels.kernel_choice import CHOICE, ProductSizes
 from wattcast.kernels.kernel_labels import (
@@ -38,10 +39,10 @@ from wattcast.kernels.kernel_table import (
     wave_fill,
 )
 
-# Sides of the tiles that a library has, along outputs and tokens
-_SIDE_N = np.array(TILES.sides_n)
-_SIDE_M = np.array(TILES.sides_m)
-_SPLITS = np.array(TILES.splits)
+_LIBRARY_TILES = read_shipped_table("wattcast.kernels", "library_tiles.csv")
+_SIDE_N = np.array([float(tile["tile_n"]) for tile in _LIBRARY_TILES])
+_SIDE_M = np.array([float(tile["tile_m"]) for tile in _LIBRARY_TILES])
+_SPLITS = np.array([1.0, 2.0, 4.0, 8.0, 16.0])
 # Every tile that is tried: its sides and the parts of K, ``(tile,)``
 _TRIED_N = np.tile(_SIDE_N, len(_SPLITS))
 _TRIED_M = np.tile(_SIDE_M, len(_SPLITS))

@@ -39,7 +39,7 @@ from wattcast.calibrate.kernel_rows import (
     settled_figures,
 )
 from wattcast.calibrate.latency_fit import (
-    LATENCY_FIT,
+    LENGTH_ROWS,
     ResidualSample,
     fit_corrections,
     fit_residuals,
@@ -590,7 +590,7 @@ def _fit_power(
         leaves=8,
         hold_in=False,
         loss="squared_error",
-        length_rows=2 * LATENCY_FIT.length_rows,
+        length_rows=2 * LENGTH_ROWS,
     )
     return power, toggling, energy
 

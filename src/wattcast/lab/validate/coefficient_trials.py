@@ -11,26 +11,40 @@ table holds without a trial. The exit status is 1 if fewer than 95 % are noticed
 
 Each trial is a fork of this process, which has imported pytest and what it needs, but nothing of
 Wattcast: the coefficients are read anew, with one of them changed, and only the named tests run.
+With ``--quick`` all tests run in one session first, each again with its coefficients changed in
+memory, and forks try what was not noticed so: what a module computed when it was imported, or kept,
+has the old value there.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import os
 import sys
+import tempfile
 import traceback
-from collections.abc import Iterable
+from collections.abc import (
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from wattcast.coefficients import list_subjects
 from wattcast.coefficients.coefficient_entries import (
     TrialRecord,
+    is_noticed,
     read_subject,
     read_trials,
     write_trials,
 )
-from wattcast.coefficients.coefficient_files import FACTOR_VARIABLE
+from wattcast.coefficients.coefficient_files import FACTOR_VARIABLE, change_coefficient
+from wattcast.core.errors import UnknownName
 
 FACTORS = (1.33, 0.67)
 LEAST_SHARE_NOTICED = 0.95
@@ -102,6 +116,78 @@ class TrialRunner:
         if test not in self._status_unchanged:
             self._status_unchanged[test] = run_tests(test, "")
         return self._status_unchanged[test]
+
+
+class SessionTrials:
+    """A plugin of pytest that runs each test again with its coefficients changed in memory."""
+
+    def __init__(self, places_by_test: Mapping[str, Sequence[str]], tries_both: bool) -> None:
+        self.places_by_test = places_by_test
+        self.tries_both = tries_both
+        self.noticed_factors: dict[str, tuple[float, ...]] = {}
+
+    def pytest_pyfunc_call(self, pyfuncitem: Any) -> bool:
+        """Run a test unchanged, with each coefficient changed, and unchanged again."""
+        names = pyfuncitem._fixtureinfo.argnames
+        arguments = {name: pyfuncitem.funcargs[name] for name in names}
+
+        def run() -> None:
+            pyfuncitem.obj(**arguments)
+
+        run()
+        noticed = {place: self._try(place, run) for place in self.places_by_test[pyfuncitem.nodeid]}
+        run()  # a test that fails the second time says nothing about what was changed between
+        self.noticed_factors |= noticed
+        return True
+
+    def _try(self, place: str, run: Callable[[], None]) -> tuple[float, ...]:
+        """Return the factors with which a test fails."""
+        noticed: list[float] = []
+        for factor in FACTORS:
+            if noticed and not self.tries_both:
+                break
+            try:
+                with change_coefficient(place, factor):
+                    try:
+                        run()
+                    except Exception:
+                        noticed.append(factor)
+            except UnknownName:  # the test loads no such coefficient
+                break
+        return tuple(noticed)
+
+
+def try_in_session(places: Iterable[str], tries_both: bool) -> list[Trial]:
+    """Try coefficients in one session of pytest; return those that were noticed."""
+    places_by_test: dict[str, list[str]] = {}
+    tests: dict[str, str] = {}
+    for place in places:
+        subject, _, name = place.partition(".")
+        tests[place] = read_subject(subject)[name].noticed_by
+        if tests[place] and " " not in tests[place]:
+            places_by_test.setdefault(tests[place], []).append(place)
+    if not places_by_test:
+        return []
+    with tempfile.TemporaryDirectory() as folder:
+        answer = Path(folder) / "noticed.json"
+        process = os.fork()  # so that what the session imports does not meet the forks to come
+        if process == 0:
+            plugin = SessionTrials(places_by_test, tries_both)
+            pytest = importlib.import_module("pytest")
+            options = ["-q", "-p", "no:cacheprovider", "-m", ""]
+            status = int(pytest.main([*options, *places_by_test], plugins=[plugin]))
+            answer.write_text(json.dumps(plugin.noticed_factors))
+            sys.stdout.flush()
+            os._exit(status)
+        os.waitpid(process, 0)
+        noticed_factors = json.loads(answer.read_text())
+    trials = []
+    for place, factors in noticed_factors.items():
+        if factors:
+            text = " and ".join(str(factor) for factor in factors)
+            remark = f"times {text} fails {tests[place]}"
+            trials.append(Trial(place, tests[place], tuple(factors), remark))
+    return trials
 
 
 def run_tests(tests: str, change: str) -> int:
@@ -182,16 +268,25 @@ def main() -> int:
     parser.add_argument("coefficients", nargs="*", metavar="SUBJECT[.NAME]")
     parser.add_argument("--record", action="store_true", help="write the table of results")
     parser.add_argument("--summary", action="store_true", help="say what the table holds")
+    parser.add_argument("--quick", action="store_true", help="try all in one session first")
+    parser.add_argument("--unnoticed", action="store_true", help="those not noticed yet alone")
     parser.add_argument("--both", action="store_true", help="lower what was noticed when raised")
     arguments = parser.parse_args()
     if arguments.summary:
         return summarise_records(list_coefficients(arguments.coefficients))
+    names = list_coefficients(arguments.coefficients)
+    if arguments.unnoticed:
+        names = [name for name in names if not is_noticed(*name.split("."), read_trials())]
+    trials = try_in_session(names, arguments.both) if arguments.quick else []
+    if arguments.quick and arguments.record:
+        update_records(trials)
     for module in PRELOADED:
         importlib.import_module(module)
-    names = list_coefficients(arguments.coefficients)
     runner = TrialRunner(arguments.both)
-    trials = []
+    quickly_noticed = {trial.coefficient for trial in trials}
     for name in names:
+        if name in quickly_noticed:
+            continue
         trial = runner.try_coefficient(name)
         trials.append(trial)
         print(trial, flush=True)
