@@ -46,6 +46,9 @@ ELSEWHERE = (
     "counters of yours",
     "rows of yours",
     "the hall of the page",
+    "kubelet",
+    "collector",
+    "a graph of yours",
 )
 # modules of the lab that take minutes and more, or measure on a GPU
 MODULES_ELSEWHERE = (
