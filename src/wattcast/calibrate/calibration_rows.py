@@ -140,7 +140,8 @@ PUBLISHED_MODELS = {
 }
 _LIKE = "gpt2model_gpt2_pbf16_b8_s128_modeprefill_freq900_iter4001.csv"
 PUBLISHED_NAME = re.compile(
-    r"(?P<kind>[a-z0-9]+)_(?P<config>[\w.-]*?)_p(?P<dtype>bf16|fp32)_b(?P<batch>\d+)(?:_s(?P<seq>\d+)_modeprefill)?"
+    r"(?P<kind>[a-z0-9]+)_(?P<config>[\w.-]*?)_p(?P<dtype>bf16|fp32)_b(?P<batch>\d+)"
+    r"(?:_s(?P<seq>\d+)_modeprefill)?"
     r"(?:_attneager)?_freq(?P<clock>\d+)_iter\d+\.csv"
 )
 

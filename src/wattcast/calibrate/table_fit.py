@@ -259,8 +259,8 @@ def _choose_rows(table: TableRows, gpu: Gpu) -> _ChosenRows:
         raise BadInput(
             f"{is_burst.sum()} burst rows of the {gpu.name} and {has_power.sum()} sustained ones "
             f"with watts: at least {TABLE.least_rows} of the first, of shapes that are not held "
-            f"out, or {LEAST_MOVING_ROWS} of the second are needed. Give more tables, or calibrate on "
-            "whole models: `wattcast calibrate FILE`."
+            f"out, or {LEAST_MOVING_ROWS} of the second are needed. Give more tables, or calibrate "
+            "on whole models: `wattcast calibrate FILE`."
         )
     return _ChosenRows(
         fitted=table.select_rows(is_burst & ~is_held_out),

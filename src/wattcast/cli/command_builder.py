@@ -264,7 +264,8 @@ def _point_to_help(error: typer.TyperException) -> str:
 def respell_options(args: Sequence[str], known: Sequence[str]) -> list[str]:
     """Return arguments with the known spelling of each option that is spelled another way.
 
-    >>> respell_options(["--minimize", "cost", "--power_limit=500W"], ["--minimise", "--power-limit"])
+    >>> words = ["--minimize", "cost", "--power_limit=500W"]
+    >>> respell_options(words, ["--minimise", "--power-limit"])
     ['--minimise', 'cost', '--power-limit=500W']
     """
     by_fold: dict[str, str] = {}

@@ -429,7 +429,8 @@ def serve(env: Environment, options: ServeOptions) -> None:
     per token that keeps its response times.
 
     With --model the clock follows every second the requests that wait and run, the cache that they
-    use, and what is forecast for them; without, it follows the mean load of minutes. All cards of an engine with tensor parallelism (--devices) get one clock.
+    use, and what is forecast for them; without, it follows the mean load of minutes. All cards of
+    an engine with tensor parallelism (--devices) get one clock.
 
     Example: wattcast manage serve --apply --devices 0-7 --metrics http://localhost:8000/metrics
     """
@@ -786,7 +787,8 @@ def rehearse(
 ) -> CommandOutput:
     """Rehearse the control of serving GPUs on simulated traffic, before any card is touched.
 
-    --hall: a bad day of a hall (a breaker, lost daemons, a cap in a burst, hands). --card: the first
+    --hall: a bad day of a hall (a breaker, lost daemons, a cap in a burst, hands). --card: the
+    first
     run on a real card. --trace: requests of a file, under the policy of `manage serve --model`,
     beside an oracle that knows them all; about a hundredth of its time per try, of which there are
     a dozen.

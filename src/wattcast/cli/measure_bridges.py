@@ -98,7 +98,8 @@ class LaunchEstimate:
         known_share = f"{100 * plain['known_share']:.0f} % of {traced}"
         text = (
             f"model: no mean power of the trace, at least {show(self.estimate.energy_j, 'J')}: "
-            f"{show(self.estimate.mean_w, 'W')} over the {known_share} in which all that ran has counters"
+            f"{show(self.estimate.mean_w, 'W')} over the {known_share} in which all that ran has "
+            "counters"
         )
         if not self.estimate.has_known_kernels:
             text += ", which is the idle time between kernels"

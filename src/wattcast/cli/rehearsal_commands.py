@@ -1,4 +1,5 @@
-"""What ``wattcast manage rehearse`` rehearses besides one engine: a bad day of a hall, and the first
+"""What ``wattcast manage rehearse`` rehearses besides one engine: a bad day of a hall, and the
+first
 run on a real card.
 """
 

@@ -1,14 +1,16 @@
 """Follow every setting of a card from the first touch until it is given back.
 
 A *knob* is what can be set on a card: its core clock, its memory clock, its power limit, the power
-profiles that are requested of its firmware, and power smoothing. Each is in one state, ``KnobState``. The notes on disk (``card_notes.py``), what ``wattcast manage status``
+profiles that are requested of its firmware, and power smoothing. Each is in one state,
+``KnobState``. The notes on disk (``card_notes.py``), what ``wattcast manage status``
 and ``wattcast manage restore`` say, and their exit codes speak of these states:
 
     state                        becomes      when
     unchanged                    asked        it is noted on disk, before the driver is called
     asked                        read back    the driver accepted it, and the card reads so
     asked                        applied      the driver accepted it, and the card tells nothing
-    asked                        as before    the driver refused, and the card does not read otherwise
+    asked                        as before    the driver refused, and the card does not read
+    otherwise
     asked, applied, read back    unchanged    it was given back, and the card reads so
     asked, applied, read back    given back   it was given back, and the card tells nothing
     given back                   unchanged    the card reads so later
@@ -19,7 +21,8 @@ Where a card reads otherwise than the driver says, the state stays and the calle
 
 A driver's "OK" is not believed: what the card reads decides. NVML reads the power limit back at any
 time, and profiles and smoothing where a card has them, so that these are given back only when the
-card reads so. It does not read a lock of a clock back. A clock above a lock shows that the lock is not in force, even on an idle card. A clock below
+card reads so. It does not read a lock of a clock back. A clock above a lock shows that the lock is
+not in force, even on an idle card. A clock below
 a lock shows something only while the card works and neither power nor heat holds it down.
 """
 
@@ -587,7 +590,8 @@ def compare_clock(
     was: Range | None,
     top_hz: float,
 ) -> Evidence:
-    """Say whether a clock shows the lock ``wanted`` (None: no lock) or still the one before, ``was``
+    """Say whether a clock shows the lock ``wanted`` (None: no lock) or still the one before,
+    ``was``
     (None: no lock, or not known). The first rule that fits decides:
 
     1. Above ``wanted``: it differs, as a lock keeps every clock from rising above it.

@@ -73,7 +73,8 @@ ONE_SIDED_Z = 1.644854  # 95 % quantile of the normal distribution
 LEVELS = 24  # of the core clock, where the catalogue's steps are finer
 ERROR_POINTS = 71  # at which errors of forecasts are compared
 _NAMED = re.compile(
-    r"(?P<family>[a-z0-9]+)model_(?P<model>[\w.-]+?)_p(?P<dtype>bf16|fp16|fp32)_b(?P<batch>\d+)_s(?P<seq>\d+)"
+    r"(?P<family>[a-z0-9]+)model_(?P<model>[\w.-]+?)_p(?P<dtype>bf16|fp16|fp32)"
+    r"_b(?P<batch>\d+)_s(?P<seq>\d+)"
     r"_mode(?P<phase>prefill|decode)(?:_attn(?P<attention>eager|flash))?"
 )
 

@@ -61,7 +61,8 @@ def visit_clock_plane(
     refused the pair.
 
     ``{core}`` and ``{memory}`` in its words are the clocks in MHz. A memory clock is set only where
-    the plane has several. ``table`` gets a row of each run that ends well. The card gets back what it had however this ends; a signal ends the
+    the plane has several. ``table`` gets a row of each run that ends well. The card gets back what
+    it had however this ends; a signal ends the
     program and the visits."""
     codes: dict[tuple[float, float], int | None] = {}
     has_several = len({memory_hz for _, memory_hz in plane}) > 1
@@ -85,23 +86,37 @@ def visit_clock_plane(
             begin_s = time.monotonic()
             if table is not None:
                 table.begin()
-            try:
-                while process.poll() is None:
-                    card.beat()
-                    _check_daemon(card, core)
-                    if table is not None:
-                        table.look(card)
-                    time.sleep(POLL_S)
-            finally:
-                if process.poll() is None and not signals.came:
-                    process.terminate()
-                is_ending = signals.came or process.poll() is None
-                codes[core_hz, memory_hz] = await_end(process, is_ending)
+            codes[core_hz, memory_hz] = _await_program(process, signals, card, core, table)
             if table is not None and codes[core_hz, memory_hz] == 0:
                 why = table.finish(core_hz, memory_hz, time.monotonic() - begin_s)
                 if why:
                     say(f"{core} and {memory} MHz are not in the table: {why}")
     return codes
+
+
+def _await_program(
+    process: subprocess.Popen[bytes],
+    signals: PassedSignals,
+    card: DaemonCard,
+    core: str,
+    table: PlaneTable | None,
+) -> int:
+    """Wait for a program, look at its card meanwhile, and return its exit code.
+
+    The program is ended where the daemon is lost."""
+    try:
+        while process.poll() is None:
+            card.beat()
+            _check_daemon(card, core)
+            if table is not None:
+                table.look(card)
+            time.sleep(POLL_S)
+    finally:
+        if process.poll() is None and not signals.came:
+            process.terminate()
+        is_ending = signals.came or process.poll() is None
+        code = await_end(process, is_ending)
+    return code
 
 
 def _check_daemon(card: DaemonCard, core: str) -> None:

@@ -1,6 +1,7 @@
 """Walk an operator through the first run on a real card: read-only first, one card, one knob.
 
-``look_at_card`` reads the card for some seconds and sets nothing. ``plan_first_run`` says what would
+``look_at_card`` reads the card for some seconds and sets nothing. ``plan_first_run`` says what
+would
 be set, and ``describe_plan`` how that is undone. ``run_first_control`` locks the core clock through
 the daemon in blocks, with as many blocks as before between them, reads the card every second, gives
 it back and compares it with what it was. Everything read is kept for a report, so that whoever
@@ -307,7 +308,8 @@ def _give_back(card: DaemonCard, faults: list[str]) -> bool:
 
 
 def compare_looks(before: CardLookOver, after: CardLookOver) -> list[str]:
-    """Name what a card tells otherwise than before: its limit, or a clock below what it had while it
+    """Name what a card tells otherwise than before: its limit, or a clock below what it had while
+    it
     works.
     """
     differences = []
@@ -330,8 +332,8 @@ def describe_figures(
     locked_w = figures.mean_power_w(True)
     lines = [
         f"5. Read: {_show(usual_w, 'W')} as before, {_show(locked_w, 'W')} at "
-        f"{plan.lock_hz / 1e6:.0f} MHz ({len(figures.samples)} readings). No work was counted, so no "
-        "saving is claimed.",
+        f"{plan.lock_hz / 1e6:.0f} MHz ({len(figures.samples)} readings). No work was counted, "
+        "so no saving is claimed.",
         "6. The card has back what it had."
         if figures.is_back
         else "6. THE CARD MAY NOT HAVE BACK WHAT IT HAD: undo it by hand (step 3).",

@@ -1,6 +1,7 @@
 """Rehearse a bad day of a hall whose power a site's coordinator shares among its racks.
 
-The demand of every rack comes from ``wattcast hall`` (``timeseries/hall_run.py``), second by second.
+The demand of every rack comes from ``wattcast hall`` (``timeseries/hall_run.py``), second by
+second.
 The coordinator is that of ``wattcast manage site`` (``site_budget.SiteCoordinator``), in imagined
 time. Each rack stands for the cards in it: it has one limit, in watts at its plug, and one daemon.
 
@@ -8,7 +9,8 @@ Four events go wrong one after another:
 
 - ``breaker``: the breaker of the row that draws most opens. Its racks are dark and answer nobody.
   When it closes, their boards start at their own power limit, not at the safe share.
-- ``daemon``: the daemons of the racks of one row end, and start again later. Cards keep their limits
+- ``daemon``: the daemons of the racks of one row end, and start again later. Cards keep their
+limits
   meanwhile, and have their safe shares when the daemons start.
 - ``cap``: the grid asks for less power in the middle of the steepest minute.
 - ``restore``: an operator gives one rack back through the daemon (``manage restore``), and sets the
@@ -49,7 +51,7 @@ EVENTS = ("breaker", "daemon", "cap", "restore")
 LEAST_EVENT_S = round(REHEARSAL.event_least_s)
 BURST_S = round(REHEARSAL.burst_s)
 CARD_RAMP_W_PER_S = SitePlan.ramp_w_per_s
-ALLOWED_S = round(REHEARSAL.allowed_s)
+ALLOWED_S = REHEARSAL.allowed_s
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,8 @@ class HallRehearsal:
 
 
 def list_rack_supplies(hall: CombinedHall, budget_w: float) -> list[RackSupply]:
-    """Return the racks of a hall, in the order of its series. Safe shares together are two thirds of
+    """Return the racks of a hall, in the order of its series. Safe shares together are two thirds
+    of
     the budget, by what the boards' own limits let each rack draw, and at least what it draws idle.
     """
     ends = []
@@ -302,7 +305,8 @@ def play_events(
     budget_w: float,
     cap_w: float,
 ) -> tuple[Array, Array, dict[str, int]]:
-    """Play the span; return what each rack drew ``(rack, second)``, the budget ``(second,)``, and how
+    """Play the span; return what each rack drew ``(rack, second)``, the budget ``(second,)``, and
+    how
     long after its end each event's racks were steered again.
     """
     seconds = demand_w.shape[1]
@@ -430,12 +434,14 @@ def _judge_event(
 def describe_rehearsal(rehearsal: HallRehearsal) -> str:
     """Say for people what the events did."""
     lines = [
-        f"{rehearsal.title}: {rehearsal.racks} racks share {units.show(rehearsal.budget_w, 'W', 4)}; "
+        f"{rehearsal.title}: {rehearsal.racks} racks share "
+        f"{units.show(rehearsal.budget_w, 'W', 4)}; "
         f"they ask for {units.show(rehearsal.most_wanted_w, 'W', 4)} at most, and draw "
         f"{units.show(float(rehearsal.drawn_w.max()), 'W', 4)}"
     ]
     for event in rehearsal.events:
-        moment = f"{int(event.begin_s) // 3600:02d}:{int(event.begin_s) // 60 % 60:02d}:{int(event.begin_s) % 60:02d}"
+        minutes, seconds = divmod(int(event.begin_s), 60)
+        moment = f"{minutes // 60:02d}:{minutes % 60:02d}:{seconds:02d}"
         racks = "all racks" if len(event.racks) == rehearsal.racks else ", ".join(event.racks[:3])
         more = len(event.racks) - 3
         if racks != "all racks" and more > 0:

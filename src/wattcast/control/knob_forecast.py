@@ -1,6 +1,7 @@
 """Forecast what each knob of a card saves on a workload, in one table.
 
-Clocks and SMs follow the laws of ``predict`` (``clock_forecast.build_predicted_plant``): the best of
+Clocks and SMs follow the laws of ``predict`` (``clock_forecast.build_predicted_plant``): the best
+of
 their settings that keeps a bound of the slowdown. What firmware does by a power profile is not
 published; NVIDIA says of Max-Q that applications keep at least 97 % of their performance
 (``PROFILE_BOUNDS``), so that the best clocks and limit within that bound stand for it. Power
@@ -29,7 +30,8 @@ from wattcast.predictor.bundle import bundle_for
 
 MARK = "forecast, unmeasured"
 # Longest slowdown that NVIDIA says a profile costs: "performance levels above 97%" of the B200
-# (developer.nvidia.com/blog/optimize-data-center-efficiency-for-ai-and-hpc-workloads-with-power-profiles).
+# (developer.nvidia.com/blog, "Optimize data center efficiency for AI and HPC workloads with power
+# profiles").
 MAX_Q_SLOWDOWN = 0.03
 PROFILE_BOUNDS = {
     "max-q": MAX_Q_SLOWDOWN,

@@ -156,7 +156,8 @@ def follow_keeper(keeper: QueueKeeper) -> Decide:
 class TrafficOracle:
     """Choose the clock of every second by dynamic programming, with the future known.
 
-    With R tokens outstanding, N = R / r sequences decode, where r is the mean of what a request that
+    With R tokens outstanding, N = R / r sequences decode, where r is the mean of what a request
+    that
     decodes still has to come: E[L²] / 2E[L]. In a second at level l, prompts that arrive take the
     share ρ of its time, and (1 - ρ) / d_l(N) steps are made. A level whose time per token d_l(N) /
     (1 - ρ), or time to a first token ρ + d_l(N), passes ``goal`` times its limit costs a fine that
@@ -335,7 +336,8 @@ def make_queue_keeper(
     limits: ServingLimits,
     clocks_hz: Sequence[float] | None = None,
 ) -> QueueKeeper:
-    """Return a policy that forecasts the work of an engine at each clock, or at those a card has."""
+    """Return a policy that forecasts the work of an engine at each clock, or at those a card
+    has."""
     known_hz = [float(costs.clock_hz[0]) for costs in by_level]
 
     def forecast(prompt: float, output: float) -> Any:

@@ -226,7 +226,8 @@ def pareto_front(objectives: Array) -> npt.NDArray[np.int64]:
     equal in all objectives the first is kept; objectives count as equal to ten digits, so that the
     last bits, which depend on how a sweep was cut into chunks, decide nothing.
 
-    >>> pareto_front(np.array([[1.0, 9.0], [2.0, 5.0], [3.0, 7.0], [4.0, 1.0], [4.0, 1.0]])).tolist()
+    >>> points = [[1.0, 9.0], [2.0, 5.0], [3.0, 7.0], [4.0, 1.0], [4.0, 1.0]]
+    >>> pareto_front(np.array(points)).tolist()
     [0, 1, 3]
     """
     mantissa, exponent = np.frexp(objectives)
@@ -266,7 +267,8 @@ def table_rows(columns: Mapping[str, npt.NDArray[Any]]) -> list[dict[str, Any]]:
 
 MOST_UNPACKED_BYTE = 2**30
 _ARRAY_HEADER = re.compile(
-    rb"\x93NUMPY\x01\x00..\{'descr': '([<>|]\w+)', 'fortran_order': (True|False), 'shape': \(([\d, ]*)\), \} *\n",
+    rb"\x93NUMPY\x01\x00..\{'descr': '([<>|]\w+)', 'fortran_order': (True|False), "
+    rb"'shape': \(([\d, ]*)\), \} *\n",
     re.S,
 )  # as NumPy writes it; its own reader parses Python, which takes a tenth of a cold command
 

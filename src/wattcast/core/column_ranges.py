@@ -53,7 +53,8 @@ def find_range(column: str) -> ColumnRange | None:
 
     A statistic of a column (``ttft_s.p90``) has the range of the column; a rate has none.
 
-    >>> find_range("latency_spread_s").words, find_range("tokens_per_s"), find_range("ttft_s.p90").high
+    >>> latency, rate = find_range("latency_spread_s"), find_range("tokens_per_s")
+    >>> latency.words, rate, find_range("ttft_s.p90").high
     ('seconds from 0 to 1e6', None, 1000000.0)
     """
     name = column.partition(".")[0]

@@ -176,7 +176,8 @@ def parse_amount(
     A share (``unit=""``) is written ``20%`` or ``0.2``; a bare number above 1 may have been meant
     in percent.
 
-    >>> parse_amount(0.5, "s", "ttft"), parse_amount("500ms", "s", "ttft"), parse_amount("20%", "", "headroom")
+    >>> seconds = parse_amount(0.5, "s", "ttft"), parse_amount("500ms", "s", "ttft")
+    >>> *seconds, parse_amount("20%", "", "headroom")
     (0.5, 0.5, 0.2)
     """
     is_number = isinstance(value, int | float) and not isinstance(value, bool)

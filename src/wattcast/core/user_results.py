@@ -159,7 +159,8 @@ def make_frame(rows: Iterable[Row], library: str | None = None) -> Any:
         return frames.DataFrame(columns)
     if library == "pandas":
         raise MissingTool(
-            "a pandas data frame needs pandas, which is not installed. Install it: pip install 'wattcast[pandas]'."
+            "a pandas data frame needs pandas, which is not installed. Install it: "
+            "pip install 'wattcast[pandas]'."
         )
     raise MissingTool(
         "a data frame needs polars or pandas. Install it: pip install 'wattcast[explore]', "

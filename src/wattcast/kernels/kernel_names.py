@@ -45,7 +45,8 @@ _GRAMMARS = (
     (
         "cublas",
         "sm80",
-        r"(?P<arch>sm\d+)_xmma_(?:gemm|(?P<conv>fprop|dgrad|wgrad))_\w*?tilesize(?P<m>\d+)x(?P<n>\d+)x\d+_"
+        r"(?P<arch>sm\d+)_xmma_(?:gemm|(?P<conv>fprop|dgrad|wgrad))_\w*?"
+        r"tilesize(?P<m>\d+)x(?P<n>\d+)x\d+_"
         r"(?P<words>\w+)",
     ),
     (
@@ -58,7 +59,8 @@ _GRAMMARS = (
     (  # a C++ name: the first shape is the tile's
         "cutlass",
         "sm80",
-        r"^_ZN\d+cutlass\w*?(?:(?P<conv>ImplicitGemm)|Gemm)\w*?GemmShapeILi(?P<m>\d+)ELi(?P<n>\d+)ELi\d+E",
+        r"^_ZN\d+cutlass\w*?(?:(?P<conv>ImplicitGemm)|Gemm)\w*?"
+        r"GemmShapeILi(?P<m>\d+)ELi(?P<n>\d+)ELi\d+E",
     ),
     (  # cuBLAS before Hopper: ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_tn
         "cublas",

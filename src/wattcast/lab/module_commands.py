@@ -13,7 +13,8 @@ from wattcast.core.errors import BadInput, WattcastError
 
 
 def run_module(main: Callable[[], None]) -> None:
-    """Run a module's ``main``; print an error of ours without a traceback and exit with its code."""
+    """Run a module's ``main``; print an error of ours without a traceback and exit with its
+    code."""
     try:
         main()
     except WattcastError as error:

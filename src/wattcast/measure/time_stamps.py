@@ -53,17 +53,20 @@ WHAT_TO_DO = (
 )
 
 _HEADING_UNIT = re.compile(
-    r"(?:^|[\s_(\[.])(s|secs?|seconds?|ms|msecs?|milliseconds?|us|µs|usecs?|microseconds?|ns|nanoseconds?)[)\]]?$",
+    r"(?:^|[\s_(\[.])(s|secs?|seconds?|ms|msecs?|milliseconds?|us|µs|usecs?"
+    r"|microseconds?|ns|nanoseconds?)[)\]]?$",
     re.IGNORECASE,
 )
 _DATE_AND_TIME = re.compile(
-    r"(?:(?P<first>\d{1,4})(?P<separator>[-/.])(?P<second>\d{1,2})(?P=separator)(?P<third>\d{1,4})[\sT]+"
+    r"(?:(?P<first>\d{1,4})(?P<separator>[-/.])(?P<second>\d{1,2})(?P=separator)"
+    r"(?P<third>\d{1,4})[\sT]+"
     r"|(?P<compact>\d{8})[\sT]+)?"
     r"(?P<hour>\d{1,2}):(?P<minute>\d{2})(?::(?P<second_of>\d{2})(?:[.,](?P<fraction>\d{1,9}))?)?"
     r"\s*(?P<half>[AaPp][Mm])?\s*(?P<zone>Z|UTC|GMT|[+-]\d{2}:?\d{2})?"
 )
 _NAMED_MONTH = re.compile(
-    r"(?:[A-Z][a-z]{2},?\s+)?(?P<month>[A-Z][a-z]{2})\s+(?P<day>\d{1,2})\s+(?P<time>\d{1,2}:\d{2}:\d{2}(?:\.\d+)?)"
+    r"(?:[A-Z][a-z]{2},?\s+)?(?P<month>[A-Z][a-z]{2})\s+(?P<day>\d{1,2})\s+"
+    r"(?P<time>\d{1,2}:\d{2}:\d{2}(?:\.\d+)?)"
     r"(?:\s+(?P<zone>[A-Z]{1,5}))?\s+(?P<year>\d{4})"
 )
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")

@@ -212,7 +212,8 @@ class ModulePower(PowerModel):
         return np.asarray(static_w * self.design.static), np.asarray(clock_w * self.design.clock)
 
     def _design_factors(self, energies: DesignEnergies) -> tuple[Array, Array]:
-        """Return the factors of the modules on the core rail and on others, ``(*sweep, module)``."""
+        """Return the factors of the modules on the core rail and on others, ``(*sweep,
+        module)``."""
         rails = []
         for factors in (energies.core, energies.other):
             values = [sweep_values(factors.get(module, 1.0)) for module in self.modules]

@@ -239,7 +239,8 @@ class PowerModel(ABC):
         return self
 
     def with_voltage_beyond(self, top_hz: float) -> PowerModel:
-        """Return the model with its voltage carried on above the measured clocks, up to ``top_hz``."""
+        """Return the model with its voltage carried on above the measured clocks, up to
+        ``top_hz``."""
         return self
 
     def with_voltage_factor(self, factor: Sweepable) -> PowerModel:

@@ -40,7 +40,8 @@ class Trace:
     ``prefix_id`` groups prompts that begin alike; -1 stands for none. ``hash_ids`` names the blocks
     of ``hash_tokens`` tokens of each prompt: equal names begin alike up to the end of that block.
     ``session`` and ``turn`` number the conversations and their requests. With ``user`` and
-    ``pause_s``, a user sends the first request when it arrives, and each later one so long after the
+    ``pause_s``, a user sends the first request when it arrives, and each later one so long after
+    the
     answer to the one before.
     """
 

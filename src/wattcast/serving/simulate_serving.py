@@ -124,7 +124,8 @@ def simulate(
     energy. With a list of GPUs, return a result for each kind.
 
     >>> import wattcast
-    >>> result = wattcast.simulate("llama3-8b", "h200", rate="8/s", prompt=512, output=128, seconds=60)
+    >>> lengths = {"prompt": 512, "output": 128}
+    >>> result = wattcast.simulate("llama3-8b", "h200", rate="8/s", seconds=60, **lengths)
     >>> round(result.summarise()["ttft_s"]["p50"], 3) < 0.2
     True
 

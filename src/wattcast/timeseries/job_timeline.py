@@ -84,7 +84,8 @@ class JobTimeline:
         limit: HeldPower | None,
         times_s: Array,
     ) -> Array:
-        """Return the joules of one GPU beyond its limit, drawn after pauses and not yet made up for.
+        """Return the joules of one GPU beyond its limit, drawn after pauses and not yet made up
+        for.
 
         All GPUs of a job go on at once, so a hall sees the sum.
         """

@@ -119,9 +119,15 @@ class MicrobatchWork:
 
 @lru_cache(maxsize=512)
 def trace_microbatch(
-    model: ModelSpec, recipe: TrainingRecipe, micro_batch: int, seq: int, tp: int = 1, cp: int = 1, ep: int = 1,
+    model: ModelSpec,
+    recipe: TrainingRecipe,
+    micro_batch: int,
+    seq: int,
+    tp: int = 1,
+    cp: int = 1,
+    ep: int = 1,
     sequence_parallel: bool = True,
-) -> MicrobatchWork:  # fmt: skip
+) -> MicrobatchWork:
     """Trace the training pass of ``micro_batch`` sequences of ``seq`` tokens on one of
     ``tp``·``cp``·``ep`` GPUs.
 
@@ -605,7 +611,8 @@ def _copy_adapted(
 ) -> list[Operator]:
     """Return the copies that PEFT makes of results of 4-bit layers before it adds to them.
 
-    ``result.clone()`` in ``peft/tuners/lora/bnb.py``; products of adapters have their rank as N or K.
+    ``result.clone()`` in ``peft/tuners/lora/bnb.py``; products of adapters have their rank as N or
+    K.
     """
     if recipe.base_bits >= 16 or section.repeat == 1:
         return []
@@ -616,7 +623,8 @@ def _copy_adapted(
     return [Elementwise("copy", results, dtype=recipe.dtype, label="clone")] if results else []
 
 
-# Bytes that casts with scales found anew move, beyond those of one kernel that casts both orders, for
+# Bytes that casts with scales found anew move, beyond those of one kernel that casts both orders,
+# for
 # an element of tokens or of weights. Scales of a tensor or row: once more to find the largest value
 # in either order, and once more to cast; of blocks: both orders by a kernel each.
 _TOKEN_BYTE = {Fp8Scales.TENSOR: 4.0, Fp8Scales.ROW: 4.0, Fp8Scales.BLOCK: 2.0}
@@ -626,7 +634,8 @@ _WEIGHT_BYTE = {Fp8Scales.TENSOR: 4.0, Fp8Scales.ROW: 4.0, Fp8Scales.BLOCK: 3.0}
 def _cast_anew(ops: Sequence[Operator], recipe: TrainingRecipe) -> list[Operator]:
     """Return what casts of fp8 products move where scales are found before each product.
 
-    Weights are cast forward and backward. Tokens count where they are multiplied: forward the input,
+    Weights are cast forward and backward. Tokens count where they are multiplied: forward the
+    input,
     backward the gradient of the result.
     """
     if recipe.fp8_scales is Fp8Scales.DELAYED:
@@ -717,7 +726,8 @@ def _fuse_loss(op: Softmax) -> Operator:
 def weigh_documents(documents: tuple[float, ...], seq: int) -> float:
     """Return the length by which attention inside packed documents counts.
 
-    A document of l tokens has l² scores, so that a token of it meets l others: the mean over tokens,
+    A document of l tokens has l² scores, so that a token of it meets l others: the mean over
+    tokens,
     not over documents. Documents longer than a sequence are cut.
     """
     lengths = [min(length, float(seq)) for length in documents]
@@ -732,7 +742,8 @@ def _attend(
     recipe: TrainingRecipe,
     seq: int,
 ) -> Attention:
-    """Return attention inside packed documents, or with a mask that hides padding from no kernel."""
+    """Return attention inside packed documents, or with a mask that hides padding from no
+    kernel."""
     if recipe.mask_padding:
         return replace(op, causal=False)
     if not recipe.documents or not op.causal:

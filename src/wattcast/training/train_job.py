@@ -190,7 +190,8 @@ class TrainingResult(UserResult):
         """The answer in a line."""
         return (
             f"{self.model} on {self.gpus} x {self.gpu}: {show_plain(self.tokens, 3)} tokens in "
-            f"{show_plain(self.hours, 3)} h, {show_plain(self.energy_kwh, 3)} kWh, {self.tokens_per_s:,.0f} tokens/s"
+            f"{show_plain(self.hours, 3)} h, {show_plain(self.energy_kwh, 3)} kWh, "
+            f"{self.tokens_per_s:,.0f} tokens/s"
         )
 
     @property
@@ -341,7 +342,8 @@ def train(
     ``lost_minutes`` (work repeated after each) add the time of restarts: a share
     failures·gpus·minutes of all time is lost; ``pause_share`` is the share of evaluation and other
     work that draws as much as steps do. After every ``checkpoint_every`` steps the GPUs wait
-    ``checkpoint_time`` for a checkpoint and draw what idle GPUs do, or as a ``checkpoint_log`` says."""
+    ``checkpoint_time`` for a checkpoint and draw what idle GPUs do, or as a ``checkpoint_log``
+    says."""
     if isinstance(gpu, list | tuple):
         return ResultList(train(model, kind, **options) for kind in gpu)
     chosen = TRAIN.parse(options)

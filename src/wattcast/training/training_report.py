@@ -153,8 +153,8 @@ def print_training(
     console.print(_table_limits(result, summary["recommended_power_limit_w"]))
     if result.slack_kwh:
         console.print(
-            f"lower clocks on waiting stages would save {show_plain(result.slack_kwh, 3)} kWh at no "
-            "loss of time"
+            f"lower clocks on waiting stages would save {show_plain(result.slack_kwh, 3)} kWh at "
+            "no loss of time"
         )
     if search:
         console.print(_table_strategies(result))

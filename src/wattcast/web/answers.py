@@ -665,7 +665,10 @@ REQUEST_KINDS: dict[
 }
 
 
-FIRST_SCREEN = b'{"gpu":"h200","model":"llama3-8b","batch":16,"seq":1024,"tokens":256,"phase":"generate","stack":"engine"'
+FIRST_SCREEN = (
+    b'{"gpu":"h200","model":"llama3-8b","batch":16,"seq":1024,"tokens":256,'
+    b'"phase":"generate","stack":"engine"'
+)
 # what the page asks when it opens, byte by byte, so that the answers are known by then
 FIRST_QUESTIONS = (
     ("catalogue", b""),

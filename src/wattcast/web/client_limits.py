@@ -70,7 +70,8 @@ def is_known_host(given: Sequence[str], hosts: Iterable[str]) -> bool:
 def is_loopback(host: str) -> bool:
     """Tell whether only this machine reaches an address.
 
-    >>> is_loopback("127.0.0.1"), is_loopback("::1"), is_loopback("0.0.0.0"), is_loopback("localhost")
+    >>> names = ["127.0.0.1", "::1", "0.0.0.0", "localhost"]
+    >>> tuple(is_loopback(name) for name in names)
     (True, True, False, True)
     """
     if host == "localhost":
@@ -140,7 +141,8 @@ class TrustedProxies:
     >>> proxies = TrustedProxies(["10.0.0.0/8"])
     >>> proxies.find_client("10.0.0.1", ["203.0.113.9, 198.51.100.7, 10.0.0.2"])
     '198.51.100.7'
-    >>> proxies.find_client("192.0.2.1", ["203.0.113.9"])  # not a proxy of ours: it may say anything
+    >>> # not a proxy of ours: it may say anything
+    >>> proxies.find_client("192.0.2.1", ["203.0.113.9"])
     '192.0.2.1'
     """
 

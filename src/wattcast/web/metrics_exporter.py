@@ -332,84 +332,80 @@ class MetricsCollector:
 
     def collect(self) -> Iterator[Any]:
         """Yield all metrics, cards first."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-        def make(
-            kind: str,
-            name: str,
-            text: str,
-            labels: list[str],
-            rows: list[tuple[list[str], float]],
-        ) -> Any:
-            family = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}[kind](
-                name, text, labels=labels
-            )
-            for values, number in rows:
-                if math.isfinite(number):  # absent is not zero
-                    family.add_metric(values, number)
-            return family
-
-        names = ["device", "uuid", "name"]
         cards = list(self.cards)
         until_s = time.monotonic() + self.wait_s
         for card in cards:
             card.start_reading()
-        seen = [
-            ([str(c.index), c.identity.uuid, c.identity.name], c, c.look(until_s)) for c in cards
-        ]
+        readings = []
+        for card in cards:
+            labels = [str(card.index), card.identity.uuid, card.identity.name]
+            readings.append((labels, card, card.look(until_s)))
+
+        names = ["device", "uuid", "name"]
         for name, (kind, text, pick) in MEASURED.items():
-            yield make(
-                kind,
-                f"wattcast_{name}",
-                text,
-                names,
-                [(labels, float(pick(c, r))) for labels, c, r in seen],
-            )
-        holds_by_labels = []
-        for labels, _, reading in seen:
-            for reason in REASONS:
-                holds = float(reason in reading.reasons)
-                holds_by_labels.append(([*labels, reason], holds))
-        yield make(
+            rows = [(labels, float(pick(card, reading))) for labels, card, reading in readings]
+            yield _make_family(kind, f"wattcast_{name}", text, names, rows)
+        held_clocks = []
+        for labels, _, reading in readings:
+            held_clocks += [
+                ([*labels, reason], float(reason in reading.reasons)) for reason in REASONS
+            ]
+        yield _make_family(
             "gauge",
             "wattcast_clock_held",
             "1 while this holds the clock down",
             [*names, "reason"],
-            holds_by_labels,
+            held_clocks,
         )
         if not self.holders.is_empty:
-            holders, is_whole = self.holders.list_holders()
-            devices = {card.identity.uuid: labels[0] for labels, card, _ in seen}
-            held = []
-            for holder in holders:
-                if holder.uuid in devices:
-                    labels = [devices[holder.uuid], holder.uuid, *holder.labels]
-                    held.append((labels, 1.0))
-            yield make(
-                "gauge",
-                "wattcast_held_info",
-                "Pods and jobs that hold a card, to join by uuid",
-                ["device", "uuid", *HOLDER_LABELS],
-                held,
-            )
-            yield make(
-                "gauge",
-                "wattcast_holders_known",
-                "1 where the kubelet and the job folder told who holds cards",
-                [],
-                [([], float(is_whole))],
-            )
+            devices = {card.identity.uuid: labels[0] for labels, card, _ in readings}
+            yield from self._collect_holders(devices)
         for name, (text, choose) in PREDICTED.items():
             rows = [
                 ([m.prediction.name, m.prediction.gpu], float(choose(m))) for m in self.workloads
             ]
-            yield make(
-                "gauge",
-                f"wattcast_model_{name}",
-                text,
-                ["workload", "gpu"],
-                rows,
-            )
+            yield _make_family("gauge", f"wattcast_model_{name}", text, ["workload", "gpu"], rows)
+
+    def _collect_holders(self, devices: Mapping[str, str]) -> Iterator[Any]:
+        """Yield who holds which card, and whether that is all; ``devices`` are numbers by uuid."""
+        holders, is_whole = self.holders.list_holders()
+        holder_rows = []
+        for holder in holders:
+            if holder.uuid in devices:
+                labels = [devices[holder.uuid], holder.uuid, *holder.labels]
+                holder_rows.append((labels, 1.0))
+        yield _make_family(
+            "gauge",
+            "wattcast_held_info",
+            "Pods and jobs that hold a card, to join by uuid",
+            ["device", "uuid", *HOLDER_LABELS],
+            holder_rows,
+        )
+        yield _make_family(
+            "gauge",
+            "wattcast_holders_known",
+            "1 where the kubelet and the job folder told who holds cards",
+            [],
+            [([], float(is_whole))],
+        )
+
+
+def _make_family(
+    kind: str,
+    name: str,
+    text: str,
+    labels: list[str],
+    rows: list[tuple[list[str], float]],
+) -> Any:
+    """Return a family of Prometheus; numbers that are absent are left out, as absent is not zero."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    kinds = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
+    family = kinds[kind](name, text, labels=labels)
+    for values, number in rows:
+        if math.isfinite(number):
+            family.add_metric(values, number)
+    return family
 
 
 def make_registry(collector: MetricsCollector) -> Any:
@@ -474,7 +470,8 @@ def serve_metrics(
             return metrics(environ, start_response)
         start_response("421 Misdirected Request", [("content-type", "text/plain; charset=utf-8")])
         return [
-            b"this server does not answer to that Host. Start it with --allow-host NAME to allow one.\n"
+            b"this server does not answer to that Host. Start it with --allow-host NAME "
+            b"to allow one.\n"
         ]
 
     server = ThreadingWSGIServer((host, port), _MetricsHandler, bind_and_activate=False)

@@ -79,7 +79,10 @@ class MemoryFootprint:
         return self.total_byte <= capacity_byte
 
 
-def build_graph(model: str | ModelSpec, options: ModelOptions = ModelOptions()) -> Graph:  # noqa: B008  (frozen)
+def build_graph(
+    model: str | ModelSpec,
+    options: ModelOptions = ModelOptions(),  # noqa: B008  (frozen)
+) -> Graph:
     """Return the operators one GPU runs for ``model`` under ``options``."""
     return _build_graph(load_model(model) if isinstance(model, str) else model, options)
 

@@ -79,8 +79,7 @@ class ConvolutionCoefficients(Coefficients):
 
 CONVOLUTIONS = load_coefficients("convolutions", ConvolutionCoefficients)
 
-# Bytes of a filter tap that an implicit product takes at a time; twice as many of Hopper's for many
-# channels
+_SAVED_BY_WINOGRAD = ("unit_flop", "steps", "load_byte", "shared_byte")
 _WHOLE_TAPS = np.array([kind in ("direct", "simt", "plain") for kind in KERNEL_KINDS])
 
 
@@ -123,12 +122,10 @@ def convolution_work(
         reference,
     )
     saved_share = _save_by_winograd(ops, shapes, reference)
-    saved_columns = ("unit_flop", "steps", "load_byte", "shared_byte")
-    tile |= {name: tile[name] * (1.0 - saved_share) for name in saved_columns}
+    tile |= {name: tile[name] * (1.0 - saved_share) for name in _SAVED_BY_WINOGRAD}
     layouts = _choose_layouts(shapes, picks)
 
-    untouched_byte = shapes.image_byte * (1.0 - shapes.touched_share) * (shapes.dgrad == 0)
-    read_byte = shapes.read_byte - untouched_byte
+    read_byte = _count_read_byte(shapes)
     work = _count_work(
         shapes,
         tile,
@@ -140,8 +137,7 @@ def convolution_work(
     depthwise_kinds = _name_depthwise(ops, shapes)
     work = _with_depthwise(work, ops, depthwise_kinds, read_byte + shapes.write_byte)
 
-    form_of_row = _find_forms(ops, depthwise_kinds)
-    families, likelihoods = blend_families(_kernel_family, form_of_row, picks)
+    families, likelihoods = blend_families(_kernel_family, _find_forms(ops, depthwise_kinds), picks)
     plain, logs, aligned = _describe_rows(shapes, tile, layouts, reference)
     plain["tap_padding"] = padded_k[:, 0] / product_k * (1.0 - shapes.depthwise)
     plain |= likelihoods
@@ -152,6 +148,12 @@ def convolution_work(
         logs,
         aligned,
     )
+
+
+def _count_read_byte(shapes: ConvolutionShapes) -> Array:
+    """Return the bytes that are read, without the pixels that a stride passes over."""
+    untouched_byte = shapes.image_byte * (1.0 - shapes.touched_share) * (shapes.dgrad == 0)
+    return shapes.read_byte - untouched_byte
 
 
 def _find_forms(

@@ -101,7 +101,8 @@ class ModelRunSpec:
         """The same in every run, so that a campaign can be continued."""
         size = f"-s{self.seq}" if self.seq else ""
         run = "graph" if self.graph else "eager-launch"
-        return f"model-{self.model}-{self.phase}-b{self.batch}{size}-{self.attention}-{self.dtype}-{run}"
+        sizes = f"{self.model}-{self.phase}-b{self.batch}{size}"
+        return f"model-{sizes}-{self.attention}-{self.dtype}-{run}"
 
     @property
     def head(self) -> str:

@@ -148,7 +148,8 @@ class _EventJudge:
         return bool(self.table.rail_w)
 
     def held_out_errors(self, events: Sequence[int]) -> Array:
-        """Return the error of each benchmark (of each busy row, where a rail is measured apart) with its
+        """Return the error of each benchmark (of each busy row, where a rail is measured apart)
+        with its
         fold held out.
         """
         table = keep_events(self.table, events)

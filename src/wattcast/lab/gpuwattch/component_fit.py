@@ -443,7 +443,8 @@ def rates_to_watts(runs: MeasuredKernels, table: EnergyTable) -> MeasuredKernels
 def application_of_kernel(kernel: str) -> str:
     """Return the program that a kernel belongs to, from names such as ``mergeSort_k2``.
 
-    >>> application_of_kernel("mergeSort_k2"), application_of_kernel("sad_1"), application_of_kernel("hotspot")
+    >>> names = ["mergeSort_k2", "sad_1", "hotspot"]
+    >>> tuple(application_of_kernel(name) for name in names)
     ('mergeSort', 'sad', 'hotspot')
     """
     return re.sub(r"_k?\d+$", "", kernel)

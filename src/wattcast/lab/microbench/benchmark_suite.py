@@ -9,7 +9,8 @@ first unit.
 
 A body is long where the unit is fast, so that the loop itself weighs under one percent. DRAM is
 copied by few blocks that walk on, by a block for every chunk (``whole``) or for every 2 KiB
-(``thin``, as elementwise operators do), and by the copy engine (``bulk``). ``dram_rate`` is DRAM at a part of its rate, in bytes a cycle and SM. Sent to
+(``thin``, as elementwise operators do), and by the copy engine (``bulk``). ``dram_rate`` is DRAM
+at a part of its rate, in bytes a cycle and SM. Sent to
 four blocks at once, the kernel of ``multicast`` failed on an H200."""
 
 from __future__ import annotations

@@ -130,7 +130,8 @@ def predict_time_s(
 
 
 def queued_share(profile: KernelProfile) -> float:
-    """Return the share of the waiting that is queueing: all with a unit busy ``unit_work.QUEUED_SHARE`` and
+    """Return the share of the waiting that is queueing: all with a unit busy
+    ``unit_work.QUEUED_SHARE`` and
     enough warps.
 
     Where warps wait for memory and read neighbouring words, enough of them have ``IN_FLIGHT_BYTE``

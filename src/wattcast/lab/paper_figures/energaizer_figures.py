@@ -1,4 +1,5 @@
-"""Draw the figures of the EnergAIzer paper [Lee2026] from all public rows, and print the errors that
+"""Draw the figures of the EnergAIzer paper [Lee2026] from all public rows, and print the errors
+that
 it reports beside ours.
 
 Run: ``python -m wattcast.lab.paper_figures.energaizer_figures FOLDER [FIGURE ...]``. The measured
@@ -384,8 +385,8 @@ def draw_other_cards(public: PublicRows) -> Figure:
     axes.set_ylabel("Power error (%)")
     return add_caption(
         figure,
-        "power of whole models, forecast from another card; grey: as printed in EnergAIzer, VI-C and "
-        "figure 12, whose rows are not public",
+        "power of whole models, forecast from another card; grey: as printed in EnergAIzer, VI-C "
+        "and figure 12, whose rows are not public",
     )
 
 

@@ -78,7 +78,8 @@ class CarriedDesigns:
         return find_tau(self.pairs)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a row for each chip, kind of work and least length, all attention together last."""
+        """Return a row for each chip, kind of work and least length, all attention together
+        last."""
         rows = []
         for some in (*self.sets, *pool_attention(self.sets)):
             for least_s in (0.0, LONG_S):

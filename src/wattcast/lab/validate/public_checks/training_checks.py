@@ -322,7 +322,8 @@ def _make(name: str, dimensions: dict[str, Any]) -> ModelSpec:
     }
     if kind == "mpt":  # no positions table, no biases
         sizes = {
-            "kv_heads": dims["heads"], "norm": "layer", "gated": False, "activation": "gelu", "tied": True,
+            "kv_heads": dims["heads"], "norm": "layer", "gated": False,
+            "activation": "gelu", "tied": True,
             "rotary_share": 0.0, **sizes,
         }  # fmt: skip
         return make_model(
