@@ -13,6 +13,7 @@ from tests.explore.design_cases import WORKLOADS, build_laws_study, draw_designs
 
 from wattcast.core.arrays import as_sweep
 from wattcast.explore import explorations
+from wattcast.explore.search_space import list_fields
 from wattcast.explore.study import (
     Study,
     analyse_points,
@@ -20,7 +21,9 @@ from wattcast.explore.study import (
     evaluate_points,
     find_unused_fields,
 )
+from wattcast.hardware import load_gpu
 from wattcast.predictor.pipeline import detail_at_clock, total_at_clock
+from wattcast.workload.readers.one_operator import graph_of_operator
 
 SLACK = 1.0 + 1e-9
 
@@ -175,6 +178,32 @@ BINDING = {
     "die_link": ("llama3-8b", {"batch": 4, "seq": 512}, "10GB/s,10TB/s"),
     "clocks.max": ("llama3-8b", {"batch": 4, "seq": 512}, "1.2GHz,1.98GHz"),
     "links.nvlink": ("llama3-70b", {"batch": 4, "seq": 512, "tp": 4}, "100GB/s,900GB/s"),
+    "clock": ("llama3-8b", {"batch": 4, "seq": 512}, "1GHz,1.9GHz"),
+}
+# An axis that moves another column than latency: the workload, the values and the column
+BINDING_OTHERS = {
+    "power_limit": ("llama3-8b", {"batch": 4, "seq": 512}, "300W,500W", "clock_hz"),
+    "temperature": ("llama3-8b", {"batch": 4, "seq": 512}, "30C,80C", "power_w"),
+    "voltage": ("llama3-8b", {"batch": 4, "seq": 512}, "0.9,1.0", "power_w"),
+    "memory.capacity": ("llama3-8b", {"batch": 4, "seq": 512}, "8GB,141GB", "fits"),
+    "memory.kind": ("llama3-8b", {"phase": "decode", "batch": 8}, "HBM3e,GDDR7", "power_w"),
+    "dies": ("llama3-8b", {"batch": 4, "seq": 512}, "1,4", "energy_j"),
+}
+PRODUCT = "4096x4096x4096"
+TENSOR_FORMATS = ("bf16", "fp16", "tf32", "fp8", "int8", "fp64")
+OTHER_PIPES = {
+    "pipes.cuda_per_cycle_sm.fp64": ("softmax", "65536x1024", "fp64"),
+    **{f"pipes.tensor_per_cycle_sm.{d}": ("linear", PRODUCT, d) for d in TENSOR_FORMATS},
+}
+# An axis that binds nothing on an H200, which has NVLink
+BINDING_ELSEWHERE = {
+    "links.pcie": ("llama3-8b", "l40s", {"batch": 4, "seq": 512, "tp": 2}, "16GB/s,64GB/s"),
+    "pipes.tensor_per_cycle_sm.fp4": (
+        graph_of_operator("linear", PRODUCT, "fp4"),
+        "b200",
+        {},
+        "4096FLOP/cycle,32768FLOP/cycle",
+    ),
 }
 
 
@@ -190,6 +219,46 @@ def test_every_axis_moves_a_workload_that_it_binds(name: str) -> None:
     latency_s = evaluate_points(study, study.space.points(0, study.space.size))["latency_s"]
     assert latency_s.max() > 1.001 * latency_s.min()
     assert name not in find_unused_fields(study)
+
+
+@pytest.mark.parametrize("name", BINDING_OTHERS)
+def test_every_other_axis_moves_what_it_binds(name: str) -> None:
+    workload, options, values, column = BINDING_OTHERS[name]
+    study = explorations.build_study(workload, "h200", [f"{name}={values}"], **options)
+    results = evaluate_points(study, study.space.points(0, study.space.size))
+    assert len(set(results[column].tolist())) == 2
+
+
+@pytest.mark.parametrize("name", OTHER_PIPES)
+def test_the_rate_of_every_format_moves_its_kernels(name: str) -> None:
+    operator, sizes, dtype = OTHER_PIPES[name]
+    unit = "OP" if dtype == "int8" else "FLOP"
+    low, high = (1, 64) if operator == "softmax" else (32, 512)
+    study = explorations.build_study(
+        graph_of_operator(operator, sizes, dtype),
+        "h200",
+        [f"{name}={low}{unit}/cycle,{high}{unit}/cycle"],
+        power_limit="100000W",
+    )
+    latency_s = evaluate_points(study, study.space.points(0, study.space.size))["latency_s"]
+    assert latency_s.max() > 1.001 * latency_s.min()
+
+
+@pytest.mark.parametrize("name", BINDING_ELSEWHERE)
+def test_an_axis_of_other_cards_moves_what_it_binds_there(name: str) -> None:
+    """The rate of PCIe, where GPUs have no other link, once ended in an error."""
+    workload, gpu, options, values = BINDING_ELSEWHERE[name]
+    study = explorations.build_study(
+        workload, gpu, [f"{name}={values}"], power_limit="100000W", **options
+    )
+    latency_s = evaluate_points(study, study.space.points(0, study.space.size))["latency_s"]
+    assert latency_s.max() > 1.001 * latency_s.min()
+
+
+def test_every_axis_that_may_vary_has_a_workload_that_it_binds() -> None:
+    tried = {*BINDING, *BINDING_OTHERS, *OTHER_PIPES, *BINDING_ELSEWHERE}
+    for gpu in ("h200", "b200"):
+        assert set(list_fields(load_gpu(gpu))) <= tried
 
 
 def test_an_axis_that_binds_nothing_is_named() -> None:

@@ -29,6 +29,7 @@ import numpy.typing as npt
 
 from wattcast.core import (
     BadInput,
+    Dtype,
     bad_value,
     clip_text,
     errors,
@@ -74,6 +75,9 @@ def list_fields(gpu: Gpu) -> dict[str, VariedField]:
     pipes = {"tensor": gpu.pipes.tensor_flop_per_cycle, "cuda": gpu.pipes.cuda_flop_per_cycle}
     for head, rates in pipes.items():
         for dtype in rates:
+            is_lane = head == "cuda" and dtype not in (Dtype.FP32, Dtype.FP64)
+            if is_lane and dtype in gpu.pipes.tensor_flop_per_cycle:
+                continue  # products run on tensor cores, all else in fp32: no kernel uses it
             name = f"pipes.{head}_per_cycle_sm.{dtype}"
             unit = "op" if dtype.startswith("int") else "flop"
             column = f"pipes.{head}_flop_per_cycle.{dtype}"

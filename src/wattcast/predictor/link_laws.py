@@ -39,6 +39,7 @@ from wattcast.core.arrays import (
     Array,
     Mask,
     Sweepable,
+    sweep_values,
 )
 from wattcast.core.errors import MissingSpecification
 from wattcast.core.strict_files import read_shipped_yaml
@@ -368,7 +369,7 @@ def _over_pcie_s(
         raise MissingSpecification(
             f"{gpu.name}: no link to other GPUs is known. Use one GPU, or give its links."
         )
-    link = 0.5 * np.asarray(pcie)
+    link = 0.5 * sweep_values(pcie)
     crowd = None if node.is_timed else pcie_crowd(rows, node, link, laws)
     seconds_by_protocol = nccl_protocol_s(laws.pcie, rows, link[..., np.newaxis], crowd)
     return np.asarray(seconds_by_protocol.min(axis=0))
