@@ -16,7 +16,12 @@ import wattcast
 from wattcast.calibrate.kernel_rows import load_kernel_rows
 from wattcast.calibrate.row_prediction import predict_with_bundle
 from wattcast.calibrate.table_files import find_tables
-from wattcast.calibrate.table_fit import TableCalibration, calibrate_rows, predict_tables_s
+from wattcast.calibrate.table_fit import (
+    SiblingRows,
+    TableCalibration,
+    calibrate_rows,
+    predict_tables_s,
+)
 from wattcast.calibrate.table_rows import (
     TableRows,
     held_out,
@@ -28,7 +33,7 @@ from wattcast.core.units import Dtype
 from wattcast.hardware import OperatingPoint, load_gpu
 from wattcast.lab.fit.engine_fit import load_measured_model, read_engine_options
 from wattcast.lab.fit.engine_records import load_engine_records
-from wattcast.predictor.bundle import bundle_for, forecast_bundle
+from wattcast.predictor.bundle import Bundle, bundle_for, forecast_bundle
 from wattcast.predictor.bundle.calibrated import load_bundle, save_bundle
 from wattcast.predictor.prediction import predict_graph
 from wattcast.workload.build_model import build_graph
@@ -103,6 +108,25 @@ def test_a_calibration_learns_what_the_forecast_missed(calibrated: TableCalibrat
     assert before > 7.0
     assert after < 0.5 * before
     assert calibrated.held_out > 15
+
+
+def test_rows_of_the_same_processor_teach_a_card_what_it_has_few_rows_of(
+    table: Path, calibrated: TableCalibration
+) -> None:
+    """A card with half of the rows comes nearer with those of its sibling."""
+    rows = read_tables([table], GPU)
+    few = rows.select_rows(np.arange(len(rows.rows)) % 2 == 0)
+    sibling = SiblingRows(GPU, rows)
+    alone = calibrate_rows(few, GPU).bundle
+    taught = calibrate_rows(few, GPU, siblings=[sibling]).bundle
+    judged = rows.select_rows(held_out(rows.rows.ops))
+    measured = judged.rows.column("latency_s")
+
+    def error(bundle: Bundle) -> float:
+        return float(np.abs(predict_tables_s(judged, GPU, bundle) / measured - 1.0).mean())
+
+    assert error(taught) < error(alone)
+    assert "the same processor" in taught.provenance.note
 
 
 def test_what_a_latency_table_cannot_say_stays_forecast(calibrated: TableCalibration) -> None:

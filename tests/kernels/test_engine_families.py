@@ -540,3 +540,83 @@ def test_machete_shares_out_steps_where_tiles_fill_up_to_four_waves(
 ) -> None:
     """Beyond, a short last wave is a small part of the time, and sharing would clear a workspace."""
     assert shares_steps(waves * 132.0, 132.0) is is_shared
+
+
+def test_experts_of_2025_are_padded_to_tiles_on_blackwell() -> None:
+    """vLLM of 2025 took 37 ms between tokens where today's kernels take half of it.
+
+    Qwen3-235B-A22B in fp8 on two B200s, 8 sequences (ML.ENERGY, a row that the law was fitted to).
+    DeepGEMM multiplied 127 rows more for each expert, whether tokens visited it or not.
+    """
+    run = {"phase": "decode", "batch": 8, "seq": 1169, "tp": 2, "ep": 2, "scheduling": "sync"}
+    run |= {"quantization": "fp8-block", "force": True}
+    today = wattcast.predict("qwen3-235b-a22b", "b200", **run)
+    before = wattcast.predict("qwen3-235b-a22b", "b200", engine="vllm-2025", **run)
+    assert before.latency_s == pytest.approx(36.7e-3, rel=0.1)
+    assert today.latency_s < 0.6 * before.latency_s
+    assert before.power_w == pytest.approx(903.0, rel=0.1)
+    assert any("DeepGEMM" in note for note in before.assumptions)
+
+
+def test_experts_of_2025_are_not_padded_where_eight_gpus_share_a_layer() -> None:
+    """vLLM left DeepGEMM there for Triton (pull request 29346), which is slower than today's."""
+    run = {"phase": "decode", "batch": 64, "seq": 700, "tp": 8, "ep": 8, "force": True}
+    run |= {"quantization": "fp8-block", "engine": "vllm-2025"}
+    whole = wattcast.predict("deepseek-v3", "b200", **run)
+    today = wattcast.predict("deepseek-v3", "b200", **run | {"engine": "vllm"})
+    (experts,) = (share for share in whole.ops if isinstance(share.op, FusedExperts))
+    assert experts.op.all_picks == 0
+    assert 1.1 * today.latency_s < whole.latency_s < 1.6 * today.latency_s
+
+
+def test_a_card_before_blackwell_runs_in_2025_as_it_does_today() -> None:
+    run = {"phase": "decode", "batch": 8, "seq": 500, "tp": 2, "ep": 2, "force": True}
+    run |= {"quantization": "fp8-block"}
+    today = wattcast.predict("qwen3-30b-a3b", "h200", **run)
+    before = wattcast.predict("qwen3-30b-a3b", "h200", engine="vllm-2025", **run)
+    assert before.latency_s == today.latency_s
+    assert before.power_w == today.power_w
+
+
+def lower_for_trtllm(*ops: Operator) -> KernelWork:
+    gpu = load_gpu("h200")
+    chip = replace(reference_chip(gpu), engine="trtllm")
+    return build_kernels(ops, (USUAL_CONDITION,) * len(ops), gpu, chip, ()).work
+
+
+def test_tensorrt_cuts_a_sequence_into_fewer_parts_than_blocks() -> None:
+    """It cuts n blocks of 128 keys into √(8n) parts at most (``computeMultiBlockCount``)."""
+    lengths = (128, 1024, 8192, 131072)
+    ops = [PagedAttention(8, 1, 128, ((1, 1, length),), splits=32) for length in lengths]
+    work = lower_for_trtllm(*ops)
+    assert work.units.tolist() == [1.0, 8.0, 23.0, 91.0]
+
+
+def test_tensorrt_reads_keys_for_every_head_without_a_kernel_for_groups() -> None:
+    """There is none for more than 32 query heads a key head: measured 0.4 of what was predicted."""
+    grouped = PagedAttention(32, 1, 128, ((64, 1, 4096),))
+    single = PagedAttention(64, 1, 128, ((64, 1, 4096),))
+    work = lower_for_trtllm(grouped, single)
+    assert work.l2_byte[1] > 50.0 * work.l2_byte[0]
+    assert work.kernel_family.values[work.kernel_family.place[1]].endswith("ungrouped")
+
+
+def test_a_prompt_of_one_token_is_a_prompt_to_tensorrt() -> None:
+    decode = PagedAttention(8, 1, 128, ((64, 1, 512),))
+    prompt = PagedAttention(8, 1, 128, ((64, 1, 512),), phase="prefill")
+    work = lower_for_trtllm(decode, prompt)
+    families = [work.kernel_family.values[place] for place in work.kernel_family.place]
+    assert [family.rpartition(".")[2] for family in families] == ["decode", "prefill"]
+
+
+def test_few_tokens_split_k_before_hopper_where_weights_are_widened() -> None:
+    """TensorRT-LLM times its tiles, so that few tokens fill an A100 by parts of k."""
+    gpu = load_gpu("a100-sxm-80gb")
+    run = {"kernel": "cutlass", "dtype": Dtype.BF16}
+    few = WeightOnlyProduct(16, 2048, 16384, "int8", -1, **run)
+    many = WeightOnlyProduct(8192, 8192, 4096, "int8", -1, **run)
+    chip = forecast_bundle(gpu).reference
+    work = build_kernels((few, many), (USUAL_CONDITION,) * 2, gpu, chip, ()).work
+    assert work.units[0] == 16.0 * 7.0
+    assert work.units[1] == 64.0 * 64.0
+    assert work.features["tile_m"].tolist() == [16.0, 128.0]

@@ -226,15 +226,20 @@ def test_the_first_decode_step_after_prompts_takes_longer() -> None:
     assert 470e-6 < load_host_times().switch_s < 770e-6
 
 
-@pytest.mark.parametrize("batch", [8, 64])
-def test_an_engine_that_waits_for_its_steps_adds_its_host(batch: int) -> None:
-    """On B200s of 2025, Qwen3-32B took 14.1 ms between tokens at 8 sequences and 19.6 ms at 64."""
-    run = {"phase": "decode", "batch": batch, "seq": 500}
+@pytest.mark.parametrize(("batch", "between_tokens_s"), [(8, 14.13e-3), (64, 19.58e-3)])
+def test_an_engine_that_waits_for_its_steps_adds_its_host(
+    batch: int, between_tokens_s: float
+) -> None:
+    """On B200s of 2025, Qwen3-32B took 14.1 ms between tokens at 8 sequences and 19.6 ms at 64.
+
+    Medians of ML.ENERGY's leaderboard, among the rows that the law was fitted to (7 % off).
+    Counting all that an asynchronous host does for a step was 10 % slow at 8 sequences.
+    """
+    run = {"phase": "decode", "batch": batch, "seq": 600}
     meanwhile = wattcast.predict("qwen3-32b", "b200", **run)
     after = wattcast.predict("qwen3-32b", "b200", scheduling="sync", **run)
-    host_s = load_host_times().repeated_step_s(LaunchCounts(64, 64, 64), batch, batch, 0, 0.0)
     assert after.latency_s > 1.1 * meanwhile.latency_s
-    assert after.latency_s == pytest.approx(after.busy_s + host_s, rel=0.02)
+    assert after.latency_s == pytest.approx(between_tokens_s, rel=0.07)
     assert after.power_w < meanwhile.power_w
     assert any("synchronous scheduling" in note for note in after.assumptions)
 

@@ -19,6 +19,7 @@ class TableCoefficients(Coefficients):
     uncapped_share: float  # of the power limit, below which a card runs at its top clock
     bands_ms: tuple[float, float]  # latencies between which rows are drawn in equal numbers
     held_out_parts: int  # one shape in so many is never fitted to
+    sibling_sure: float  # how well a row of a sibling says what a card's own row would, 0 to 1
     # vLLM's fp8_block products are launched one by one. Those that take a card some microseconds
     # show how long the host takes; rows that are not beyond nearly all of these may be bound by it.
     host_bound_work_flop: float

@@ -86,9 +86,10 @@ from wattcast.predictor.kernel_phases import (
 )
 from wattcast.predictor.learned_factors import LayeredFactors, LearnedFactors
 from wattcast.workload import engine_operators
-from wattcast.workload.operator_base import Operator
+from wattcast.workload.operator_base import Operator, select_operators
 
 BESIDE_ROUNDS = 2
+SIBLING = "sibling"  # feature of rows of another card of the same processor
 _SHORT_MS, _LONG_MS = TABLE.bands_ms
 BAND_NAMES = (
     f"below {_SHORT_MS:g} ms",
@@ -187,17 +188,28 @@ def check_tables(
     )
 
 
+@dataclass(frozen=True)
+class SiblingRows:
+    """Rows of a card of the same processor, on which libraries run the same kernels."""
+
+    gpu: Gpu
+    table: TableRows
+
+
 def calibrate_rows(
     table: TableRows,
     gpu: Gpu,
     tell: Callable[[str], None] = lambda _: None,
+    siblings: Sequence[SiblingRows] = (),
 ) -> TableCalibration:
     """Calibrate a GPU on rows that were read already: times by bursts, energies by watts, where
     there are enough.
+
+    Rows of ``siblings`` say what corrections leave of kernels that this card has few rows of.
     """
     start = start_bundle(gpu)
     sample = _choose_rows(table, gpu)
-    bundle, note = _fit_times(sample, gpu, start, tell)
+    bundle, note = _fit_times(sample, gpu, start, tell, siblings)
     bundle, power_note = _fit_power(sample.powered, gpu, bundle)
     note += f"; {power_note}"
     # of a card of a measured GPU watts alone may move
@@ -229,7 +241,11 @@ def start_bundle(gpu: Gpu) -> Bundle:
     """Return what a calibration starts from: the measured bundle of this name, else the forecast,
     with what a calibrated card of the same processor knows of kernels and energies.
     """
-    return shipped_bundle(gpu.name) or carry_sibling(calibration_base(gpu), gpu)
+    base = calibration_base(gpu)
+    measured = shipped_bundle(gpu.name)
+    if measured is None:
+        return carry_sibling(base, gpu)
+    return replace(measured, reference=replace(measured.reference, engine=base.reference.engine))
 
 
 @dataclass(frozen=True)
@@ -274,6 +290,7 @@ def _fit_times(
     gpu: Gpu,
     start: Bundle,
     tell: Callable[[str], None],
+    siblings: Sequence[SiblingRows],
 ) -> tuple[Bundle, str]:
     """Fit times to bursts where there are enough, and say what was fitted."""
     if not sample.is_timed:
@@ -282,22 +299,42 @@ def _fit_times(
     judged = len(sample.judged.rows)
     tell(f"{fitted} rows to fit, {judged} held out")
     with one_thread():
-        bundle = fit_table_latency(sample.fitted, gpu, start)
+        also = tuple(_sample_sibling(sibling) for sibling in siblings)
+        bundle = fit_table_latency(sample.fitted, gpu, start, also)
     assert isinstance(bundle.learned, LayeredFactors), "a fit has factors of its own"
     families = ", ".join(bundle.learned.own.time)
     note = (
         f"{fitted} bursts of {families} fitted on the forecast, {judged} of other shapes held out"
     )
+    if siblings:
+        names = ", ".join(sibling.gpu.name for sibling in siblings)
+        note += f"; learned factors with rows of {names} besides, the same processor"
     return bundle, note
+
+
+def _sample_sibling(sibling: SiblingRows) -> ResidualSample:
+    """Return what a sibling's own corrections leave of its rows, held-out shapes apart."""
+    sample = _choose_rows(sibling.table, sibling.gpu)
+    scaffold = _fit_scaffold(sample.fitted, sibling.gpu, start_bundle(sibling.gpu))
+    count = len(scaffold.ratio)
+    return ResidualSample(
+        scaffold.kernels,
+        scaffold.ratio,
+        more={SIBLING: np.ones(count)},
+        sure=np.full(count, TABLE.sibling_sure),
+    )
 
 
 def fit_table_latency(
     table: TableRows,
     gpu: Gpu,
     start: Bundle,
+    siblings: Sequence[ResidualSample] = (),
 ) -> Bundle:
     """Fit corrections and learned factors on time to bursts; families with few rows stay as they
     are.
+
+    Learned factors see what corrections leave of siblings' rows besides.
 
     Products are fitted first, then what was timed together with them, then products once more, as
     often as the latter says something new.
@@ -305,18 +342,69 @@ def fit_table_latency(
     bundle = start
     for _ in range(BESIDE_ROUNDS):
         moved = fit_beside(table, gpu, start, bundle)
-        bundle = _fit_own_times(table, gpu, moved)
+        bundle = _fit_own_times(table, gpu, moved, siblings)
         if moved.corrections == start.corrections:
             break
     return bundle
+
+
+@dataclass(frozen=True)
+class _Scaffold:
+    """Rows of common kinds, the corrections fitted to them, and what these leave."""
+
+    rows: KernelRows
+    kernels: Kernels
+    corrections: dict[str, Correction]
+    ratio: Array  # of a row's own time to that of the corrected terms
 
 
 def _fit_own_times(
     table: TableRows,
     gpu: Gpu,
     start: Bundle,
+    siblings: Sequence[ResidualSample],
 ) -> Bundle:
     """Fit the times of rows' own kernels, with what ran beside them as the start has it."""
+    reference = start.reference
+    scaffold = _fit_scaffold(table, gpu, start)
+    own_sample = ResidualSample(scaffold.kernels, scaffold.ratio)
+    families = set(scaffold.kernels.work.root_family)
+    alike = [_select_families(sample, families) for sample in siblings]
+    time = fit_residuals([own_sample, *alike])
+    own_factors = LearnedFactors(reference, time, {})
+    return replace(
+        start,
+        corrections={**start.corrections, **scaffold.corrections},
+        learned=LayeredFactors(
+            reference,
+            time,
+            {},
+            own=own_factors,
+            carried=start.learned,
+        ),
+        seen={**start.seen, **measured_ranges(scaffold.rows, scaffold.kernels)},
+    )
+
+
+def _select_families(sample: ResidualSample, families: set[str]) -> ResidualSample:
+    """Return the rows of a sample whose families are among these."""
+    is_alike = np.isin(sample.kernels.work.root_family, sorted(families))
+    rows = np.flatnonzero(is_alike)
+    return replace(
+        sample,
+        kernels=sample.kernels.select_rows(rows, select_operators(sample.kernels.ops, rows)),
+        ratio=sample.ratio[rows],
+        more={name: values[rows] for name, values in sample.more.items()},
+        sure=None if sample.sure is None else sample.sure[rows],
+    )
+
+
+def _fit_scaffold(
+    table: TableRows,
+    gpu: Gpu,
+    start: Bundle,
+) -> _Scaffold:
+    """Fit the corrections of rows' own kernels, with what ran beside them as the start has it."""
     reference = start.reference
     table = _keep_common_kinds(table, gpu, start)
     rows = table.rows
@@ -342,23 +430,9 @@ def _fit_own_times(
         start.corrections,
     )
     of_groups = {group: value for group, value in group_corrections.items() if group in groups}
-    corrections = {**start.corrections, **of_groups}
-    blended = blend_corrections(kernels.work, corrections)
+    blended = blend_corrections(kernels.work, {**start.corrections, **of_groups})
     scaffold_s = terms.seconds(np.log(blended), clock_hz)
-    time = fit_residuals([ResidualSample(kernels, own_s / scaffold_s)])
-    own_factors = LearnedFactors(reference, time, {})
-    return replace(
-        start,
-        corrections=corrections,
-        learned=LayeredFactors(
-            reference,
-            time,
-            {},
-            own=own_factors,
-            carried=start.learned,
-        ),
-        seen={**start.seen, **measured_ranges(rows, kernels)},
-    )
+    return _Scaffold(rows, kernels, of_groups, own_s / scaffold_s)
 
 
 def _keep_common_kinds(

@@ -172,7 +172,8 @@ def _make_attention(
     cache = _CACHE_FORMATS[row["kv_cache_dtype"]]
     batch = int(row["batch_size"])
     length = int(row["isl"]) + int(row["step"] or 0)
-    new_tokens = 1 if "generation" in file.path.name else int(row["isl"])
+    is_prompt = "generation" not in file.path.name
+    new_tokens = int(row["isl"]) if is_prompt else 1
     in_graph = batch * new_tokens <= engine_operators.GRAPH_TOKENS
     op = engine_operators.PagedAttention(
         heads,
@@ -184,6 +185,7 @@ def _make_attention(
         window=int(row.get("window_size") or 0),
         splits=engine_operators.GRAPH_SPLITS if in_graph else 0,
         bound=length,
+        phase="prefill" if is_prompt and new_tokens == 1 else "",
         dtype=_HALF.get(row["attn_dtype"], Dtype.BF16),
     )
     width = kv_heads * head_dim

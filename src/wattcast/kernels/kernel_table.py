@@ -89,6 +89,9 @@ class LibraryStyle(StrEnum):
     AMPERE = "ampere"
 
 
+ENGINE_OF_2025 = "vllm-2025"  # vLLM up to 0.11
+
+
 @dataclass(frozen=True)
 class ReferenceChip:
     """The chip whose library chose the kernels: SMs, L2 and arithmetic per cycle and SM, by
@@ -106,6 +109,7 @@ class ReferenceChip:
     shared_byte: float = 0.0  # that the blocks of an SM share; 0: unknown
     # of the memory's even rate: what an SM reads at when few others do; 0: the usual
     lone_sm_share: float = 0.0
+    engine: str = ""  # whose kernels run; empty: those of today's vLLM
     # how its library picks kernels; None: unknown
     choice: KernelChoice | None = field(
         default=None,

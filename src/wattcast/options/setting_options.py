@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 CARDS = ("another", "this")
 OPERANDS = ("cold", "warm")
 ENGINES = ("vllm", "sglang", "trtllm")  # whose kernels are in public tables
+VLLM_OF_2025 = "vllm-2025"  # up to 0.11, which ran experts in fp8 by DeepGEMM on Blackwell
 SCHEDULING = ("async", "sync")
 DATA = ("random", "zeros", "ones", "relu")
 SUSTAINED = "sustained"
@@ -95,8 +96,8 @@ class SettingOptions:
     engine: Annotated[
         str | None,
         Option(
-            "Kernels of vllm|sglang|trtllm; default vllm.",
-            choices=ENGINES,
+            "Kernels of vllm|vllm-2025|sglang|trtllm; default vllm.",
+            choices=(*ENGINES, VLLM_OF_2025),
             panel=_COEFFICIENT_PANEL,
         ),
     ] = None

@@ -7,8 +7,9 @@ longer of both times:
     t = max(t_GPU, schedule + launch + output + admit),   E = E_GPU + w·P_idle·(t - t_GPU)
 
 Engines before that, and those that are told to, begin with a step when the one before has been
-handed out (synchronous scheduling): t = max(t_GPU, layers) + schedule + graph + output + admit,
-since only what is launched layer by layer runs beside the GPU.
+handed out (synchronous scheduling): t = max(t_GPU, layers) + w·b^e + admit of b sequences. What is
+launched layer by layer runs beside the GPU, and so does most of a graph's launch, whose first
+kernels start before its last are sent.
 
 Steps that only decode replay one CUDA graph; a step with prompts of up to 512 tokens replays one
 graph a layer; a larger step launches every operator by itself. ``predict`` and
@@ -65,6 +66,10 @@ class HostCoefficients:
     output_s: float
     output_per_sequence_s: float
     admit_s: float  # to take in one request
+    waiting_s: (
+        float  # that the GPU waits for a step of one sequence where scheduling is synchronous
+    )
+    waiting_exponent: float  # ... and with which power of the sequences that grows
     switch_s: float  # GPU time that the first decode-only step after prompts takes longer
     sample_s: float  # GPU time of a step outside the model: sampling, bookkeeping
     governor_s: float  # time over which the power limit averages
@@ -213,11 +218,17 @@ class EngineHost:
         device_s: Array,
     ) -> Array:
         """Return the time of ``count`` equal steps of which the GPU takes so long for all."""
-        host_s = count * self.step_s(step)
         if not self.waits:
-            return np.maximum(device_s, host_s)
+            return np.maximum(device_s, count * self.step_s(step))
         beside_s = count * self.factor * self._layers_s(step)
-        return np.asarray(host_s - beside_s + np.maximum(device_s, beside_s))
+        waiting_s = count * self.factor * self._waiting_s(step)
+        return np.asarray(waiting_s + np.maximum(device_s, beside_s))
+
+    def _waiting_s(self, step: EngineStep) -> float:
+        """Return how long the GPU waits for its next step where scheduling is synchronous."""
+        sequences = max(step.decodes + step.prompts, 1)
+        waiting_s = self.times.waiting_s * sequences**self.times.waiting_exponent
+        return waiting_s + self.times.admit_s * step.admitted
 
     def _layers_s(self, step: EngineStep) -> float:
         """Return what of a step is launched layer by layer, while the GPU computes."""

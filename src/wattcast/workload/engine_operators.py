@@ -341,10 +341,11 @@ class FusedExperts(Operator):
     themselves. ``kernel`` names the library; empty: the one vLLM takes on the chip. ``elsewhere``
     counts visits to experts of other GPUs, which vLLM's own kernels sum up as zeros, ``gpus`` the
     GPUs that share the experts, and ``all_tokens`` their tokens, by which tiles are chosen (0:
-    ``tokens``)."""
+    ``tokens``). ``all_picks`` are the visits to experts of all GPUs, for which DeepGEMM has rows
+    where vLLM may run it (0: where it does not)."""
 
     is_product: ClassVar[bool] = True
-    hidden_sizes: ClassVar[frozenset[str]] = frozenset({"count", "all_tokens", "gpus"})
+    hidden_sizes: ClassVar[frozenset[str]] = frozenset({"count", "all_tokens", "gpus", "all_picks"})
     allowed: ClassVar[Mapping[str, Mapping[str, float]]] = {"weights": WEIGHT_BIT}
     tokens: int
     experts: int
@@ -359,6 +360,7 @@ class FusedExperts(Operator):
     elsewhere: int = 0
     all_tokens: int = 0
     gpus: int = 1
+    all_picks: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -363,7 +363,16 @@ def select_operators(ops: Sequence[Operator], rows: RowIndex) -> Sequence[Operat
 
 _REGISTRY: dict[str, type[Operator]] = {}
 # The least values of some fields; other whole numbers are at least 1.
-_MAY_BE_ZERO = ("padding", "bytes", "overlaps", "window", "splits", "elsewhere", "all_tokens")
+_MAY_BE_ZERO = (
+    "padding",
+    "bytes",
+    "overlaps",
+    "window",
+    "splits",
+    "elsewhere",
+    "all_tokens",
+    "all_picks",
+)
 _LEAST = dict.fromkeys(_MAY_BE_ZERO, 0) | {"group": -1}
 
 

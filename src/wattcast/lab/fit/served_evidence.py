@@ -24,6 +24,7 @@ from wattcast.calibrate.table_coefficients import TABLE
 from wattcast.core.arrays import sweep_values
 from wattcast.hardware import Gpu
 from wattcast.lab.fit.served_rows import PROMPT_TOKENS, ServedRow
+from wattcast.lab.fit.served_steps import run_engine
 from wattcast.power.module_power import as_module_power
 from wattcast.predictor.api import predict
 from wattcast.predictor.bundle.bundle_file import Bundle
@@ -56,7 +57,7 @@ def _read_row(
         "tp": row.gpus,
         "ep": row.expert_gpus,
         "force": True,
-        "bundle": bundle,
+        "bundle": run_engine(bundle),
         **weights,
     }
     step = predict(

@@ -68,6 +68,12 @@ CARDS = (
     "b200:trtllm",
     "b200:sglang",
 )
+# cards of the same processor, whose rows a card learns from besides its own
+_SIBLINGS = {
+    "b200": ("gb200",),
+    "h100-sxm:trtllm": ("h200",),
+    "h200:trtllm": ("h100-sxm",),
+}
 # folder of a card's tables, where it is not the usual one
 _TABLE_FOLDERS = {
     "rtx-4090": "llmservingsim",
@@ -86,7 +92,7 @@ def ship_card(
 ) -> bool:
     """Calibrate a card, with a colon before an engine, unless its bundle is up to date."""
     gpu_name, _, engine = name.partition(":")
-    chip = hardware.load_gpu(gpu_name)
+    chip = replace(hardware.load_gpu(gpu_name), engine=engine)
     tables = table_folder(gpu_name, reference)
     folder = target / calibration_folder(gpu_name, engine)
     mark = _hash_inputs(chip, engine, reference)
@@ -94,7 +100,8 @@ def ship_card(
     if not anew and mark_path.is_file() and mark_path.read_text(encoding="utf-8") == mark:
         return False
     table = table_rows.read_tables([tables], chip, engine=engine or None)
-    result = table_fit.calibrate_rows(table, chip, print)
+    siblings = [_read_sibling(other, engine, reference) for other in _SIBLINGS.get(name, ())]
+    result = table_fit.calibrate_rows(table, chip, print, siblings)
     bundle = result.bundle
     if gpu_name == GPU and not engine:
         bundle = _weigh_served(bundle, chip, table, reference)
@@ -109,6 +116,18 @@ def ship_card(
     write_whole(folder / ERRORS_FILE, ("\n".join(lines) + "\n").encode())
     write_whole(mark_path, mark.encode())
     return True
+
+
+def _read_sibling(
+    gpu_name: str,
+    engine: str,
+    reference: Path,
+) -> table_fit.SiblingRows:
+    """Read the rows of a card of the same processor."""
+    chip = replace(hardware.load_gpu(gpu_name), engine=engine)
+    folder = table_folder(gpu_name, reference)
+    table = table_rows.read_tables([folder], chip, engine=engine or None)
+    return table_fit.SiblingRows(chip, table)
 
 
 def table_folder(gpu: str, reference: Path) -> Path:
@@ -153,7 +172,7 @@ def _widen_power(bundle: Bundle, rows: Sequence[ServedRow]) -> Bundle:
 
 def _take_energies(bundle: Bundle, gpu: Gpu) -> Bundle:
     """Give a bundle of another engine's kernels the energies of the card."""
-    card = bundle_package.bundle_for(gpu)
+    card = bundle_package.bundle_for(replace(gpu, engine=""))
     residuals = {
         family: ResidualEnds(
             latency=ends.latency,
@@ -187,7 +206,7 @@ def _hash_inputs(
     reference: Path,
 ) -> str:
     """Return a hash of the tables that a card's bundle is made from."""
-    digest = hashlib.sha256(f"{gpu!r} {engine}".encode())
+    digest = hashlib.sha256(f"{replace(gpu, engine='')!r} {engine}".encode())
     folder = table_folder(gpu.name, reference)
     tables_of_gpu, _ = table_files.find_tables([folder], gpu, engine or None)
     paths = [file.path for file in tables_of_gpu]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from wattcast.core import files
 from wattcast.core.strict_files import FitStatus
 from wattcast.hardware import Gpu, strip_board
@@ -16,8 +18,12 @@ def bundle_for(gpu: Gpu) -> Bundle:
     that ships if one does.
     """
     if gpu.engine not in ("", "vllm"):
-        from wattcast.predictor.bundle.calibrated import engine_bundle  # few runs name an engine
+        # few runs name an engine
+        from wattcast.kernels.kernel_table import ENGINE_OF_2025
+        from wattcast.predictor.bundle.calibrated import engine_bundle, pad_experts
 
+        if gpu.engine == ENGINE_OF_2025:
+            return pad_experts(bundle_for(replace(gpu, engine="")), gpu)
         return engine_bundle(gpu)
     if gpu.board:
         # few GPUs have boards of their own

@@ -73,6 +73,7 @@ class _Calibration:
 
     plain: Plain
     arrays: bytes
+    engine: str  # whose kernels; empty: vLLM's
 
 
 @remember_by_gpu
@@ -102,7 +103,9 @@ def calibration_base(gpu: Gpu) -> Bundle:
     Their corrections and factors were fitted with lone SMs that read as on the parent.
     """
     forecast = forecast_bundle(gpu)
-    return replace(forecast, reference=replace(forecast.reference, lone_sm_share=0.0))
+    engine = "" if gpu.engine == USUAL_ENGINE else gpu.engine
+    reference = replace(forecast.reference, lone_sm_share=0.0, engine=engine)
+    return replace(forecast, reference=reference)
 
 
 def calibration_folder(gpu: str, engine: str = "") -> str:
@@ -129,6 +132,23 @@ def engine_bundle(gpu: Gpu) -> Bundle:
     expected = f"a card whose kernels of {gpu.engine} are in public tables: {', '.join(cards)}"
     do = "Leave --engine out for vLLM's kernels, or calibrate with your own tables."
     raise bad_value("engine", expected, gpu.name, do)
+
+
+def pad_experts(bundle: Bundle, gpu: Gpu) -> Bundle:
+    """Return a bundle whose experts with scales of blocks run as in vLLM up to 0.11.
+
+    On Blackwell that is DeepGEMM over rows padded for every expert (``is_deep_gemm_e8m0_used``);
+    kernels of other cards are those of today.
+    """
+    if not bundle.reference.is_blackwell:
+        note = f"engine {gpu.engine}: kernels as in today's vLLM on this card"
+        return replace(bundle, assumptions=(*bundle.assumptions, note))
+    note = (
+        f"engine {gpu.engine}: experts in fp8 with scales of blocks run in DeepGEMM, which "
+        "multiplies 127 rows more for each expert; other kernels as in today's vLLM"
+    )
+    reference = replace(bundle.reference, engine=gpu.engine)
+    return replace(bundle, reference=reference, assumptions=(*bundle.assumptions, note))
 
 
 def list_engine_cards(engine: str) -> tuple[str, ...]:
@@ -240,7 +260,8 @@ def load_bundle(path: Path) -> Bundle:
     if file.name != CALIBRATION_FILE or not file.exists():
         return read_bundle(path)
     calibration = _read_calibration(file)
-    return _apply_calibration(calibration, load_gpu(calibration.plain["gpu"]))
+    gpu = replace(load_gpu(calibration.plain["gpu"]), engine=calibration.engine)
+    return _apply_calibration(calibration, gpu)
 
 
 def save_bundle(bundle: Bundle, folder: Path) -> Path:
@@ -256,6 +277,8 @@ def save_bundle(bundle: Bundle, folder: Path) -> Path:
     base = bundle_to_plain(replace(calibration_base(load_gpu(bundle.gpu)), learned=None))
     changed = _subtract_entries(bundle_to_plain(replace(bundle, learned=None)), base)
     changed |= {"format": base["format"], "gpu": bundle.gpu}
+    if bundle.reference.engine:
+        changed["engine"] = bundle.reference.engine
     # which library runs what is the forecast's, which has it anew
     own_factors = bundle.learned.own
     own_factors = replace(own_factors, reference=replace(own_factors.reference, choice=None))
@@ -270,7 +293,8 @@ def _read_calibration(path: Path) -> _Calibration:
     plain = decode_yaml(read_bytes(path), dict[str, Any], path.name)
     if not isinstance(plain.get("gpu"), str):
         raise bad_value(f"{path.name}: gpu", "the name of a GPU", plain.get("gpu"))
-    return _Calibration(plain, read_bytes(path.parent / ARRAYS_FILE))
+    engine = plain.pop("engine", "")
+    return _Calibration(plain, read_bytes(path.parent / ARRAYS_FILE), engine)
 
 
 def _apply_calibration(calibration: _Calibration, gpu: Gpu) -> Bundle:

@@ -493,6 +493,9 @@ def _fused_experts(
     bit = 16.0 if recipe is None else recipe.bit
     up = engine_layers.narrow_parameter(tape, (experts, 2 * width, dims.hidden), run.dtype, bit)
     down = engine_layers.narrow_parameter(tape, (experts, dims.hidden, width), run.dtype, bit)
+    # vLLM leaves DeepGEMM's experts where eight GPUs share a layer (its pull request 29346)
+    shares = max(run.tp, run.ep)
+    all_picks = tokens * dims.experts_chosen if shares < 8 else 0
     op = FusedExperts(
         tokens=visiting,
         experts=experts,
@@ -503,6 +506,7 @@ def _fused_experts(
         scales="none" if recipe is None else recipe.expert_scales or "tensor",
         kernel="",
         skew=skew,
+        all_picks=all_picks,
         dtype=run.dtype if recipe is None else recipe.activations or run.dtype,
     )
     return tape.launch(op, (x, up, down), (tokens, dims.hidden))

@@ -22,6 +22,7 @@ from wattcast.kernels.families.engine.engine_counts import (
     fill_slots,
 )
 from wattcast.kernels.kernel_table import (
+    ENGINE_OF_2025,
     LibraryStyle,
     ReferenceChip,
     streamed_share,
@@ -49,6 +50,10 @@ class EngineExpertCoefficients(Coefficients):
     oai_steps: float  # dependent steps of a tile
     oai_widening_byte: float  # of shared memory that draw as much as widening a weight
     zero_steps: float  # that a tile of zeros takes
+    scaled_triton_rate: float  # of what other kernels load and multiply, that Triton's reach there
+    padded_rate: float  # of the tensor cores, that DeepGEMM's padded tiles reach on Blackwell
+    padded_toggling: float  # energy of multiplying a row that holds no token, over that of one
+    padded_launches: float  # kernels of a layer around DeepGEMM's two products
     crossings: float  # how often a loaded byte crosses shared memory
     slots: float  # tiles that an SM runs at once
     step_k: float  # weights along k of a dependent step
@@ -64,6 +69,7 @@ ENGINE_EXPERTS = load_coefficients("engine_experts", EngineExpertCoefficients)
 _HALF_BYTE = float(Dtype.BF16.byte)
 _HANDED_ON_BYTE = 2.0 * _HALF_BYTE  # of a value that is written and read again
 _QUANTIZED_BYTE = _HALF_BYTE + Dtype.FP8.byte  # read as a half, written in fp8
+_PADDED_ROWS = 128.0  # of a tile of DeepGEMM's, and its outputs
 
 
 class ExpertTile(NamedTuple):
@@ -118,6 +124,8 @@ class _TileCosts(NamedTuple):
 def count_experts(op: FusedExperts, run: OperatorRun) -> CountedKernel:
     """Return the kernel and the work of fused experts."""
     chip = run.chip
+    if _pads_experts(op, chip):
+        return _count_padded_experts(op, run)
     library = op.kernel or _choose_library(op, chip)
     layer = _Layer(op, library, choose_expert_tile(op, library))
     tiles = _cost_tiles(layer, run)
@@ -140,6 +148,19 @@ def count_experts(op: FusedExperts, run: OperatorRun) -> CountedKernel:
         slots=tiles.slots,
     )
 
+    plain, logs = _describe_layer(layer, tiles.units, tiles.padded_tokens, run)
+    return CountedKernel(f"gemm.engine.experts.{layer.format}", work, plain, logs)
+
+
+def _describe_layer(
+    layer: _Layer,
+    units: float,
+    padded_tokens: float,
+    run: OperatorRun,
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the features of a layer, plain and as logarithms."""
+    op = layer.op
+    weight_byte = op.active * op.expert_byte
     plain = {
         "top_k": op.top_k,
         "fp8": layer.is_fp8,
@@ -147,13 +168,13 @@ def count_experts(op: FusedExperts, run: OperatorRun) -> CountedKernel:
         "narrow": layer.is_narrow,
         "tuned": has_tuned_tiles(op.experts, op.intermediate, layer.format),
         "skewed": RANK_EXPONENTS.get(op.routing, 0.0) + op.skew,
-        "fill": fill_slots(tiles.units, chip.sm_count),
-        "padding": op.picks / tiles.padded_tokens,
+        "fill": fill_slots(units, run.chip.sm_count),
+        "padding": op.picks / padded_tokens,
         "active_share": op.active / op.experts,
         "block_m": layer.tile.rows,
-        "held": min(weight_byte / chip.l2_byte, 3.0),
+        "held": min(weight_byte / run.chip.l2_byte, 3.0),
     }
-    plain |= {name: name in library for name in EXPERT_LIBRARIES}
+    plain |= {name: name in layer.library for name in EXPERT_LIBRARIES}
     logs = {
         "log_tokens": op.tokens,
         "log_experts": op.experts,
@@ -161,10 +182,62 @@ def count_experts(op: FusedExperts, run: OperatorRun) -> CountedKernel:
         "log_inner": op.intermediate,
         "log_active": op.active,
         "log_each": op.picks / op.active,
-        "log_units": tiles.units,
+        "log_units": units,
         "log_elsewhere": 1.0 + op.elsewhere,
     }
-    return CountedKernel(f"gemm.engine.experts.{layer.format}", work, plain, logs)
+    return plain, logs
+
+
+def _pads_experts(op: FusedExperts, chip: ReferenceChip) -> bool:
+    """Tell whether vLLM runs DeepGEMM, as it did in 2025 on Blackwell (``vllm-2025``)."""
+    return _is_old(op, chip) and not op.kernel and op.all_picks > 0
+
+
+def _count_padded_experts(op: FusedExperts, run: OperatorRun) -> CountedKernel:
+    """Return the work of DeepGEMM's experts as vLLM of 2025 ran them on Blackwell.
+
+    The rows of every expert begin a tile of 128, so that there is room for all visits and 127 rows
+    more for each expert (``compute_aligned_M``), whichever of them hold tokens. Tensor cores
+    multiply all of them, since the host does not know how many do. The gate and the quantising of
+    its results are kernels of their own, over all rows.
+    """
+    side = _PADDED_ROWS
+    hidden = float(op.hidden)
+    inner = float(op.intermediate)
+    blocks = ceil((op.all_picks + op.experts * (side - 1.0)) / side)
+    rows = blocks * side
+    inner_tiles = ceil(2.0 * inner / side)
+    hidden_tiles = ceil(hidden / side)
+    units = blocks * (inner_tiles + hidden_tiles)
+    flop = 6.0 * rows * hidden * inner
+    load_byte = 2.0 * side * blocks * (inner_tiles * hidden + hidden_tiles * inner)
+
+    weight_byte = op.active * op.expert_byte
+    missing = run.missing_share(weight_byte, streams=True)
+    # a tile waits for its expert's weights, which no other tile shares, before it multiplies
+    chip = run.chip
+    loading_cycles = weight_byte * missing / chip.dram_byte_per_cycle
+    multiplying = flop / ENGINE_EXPERTS.padded_rate
+    loading = run.flop_per_cycle * chip.sm_count * loading_cycles
+    # what kernels hand one another: results of the first product, of the gate, quantised, and of
+    # the second product
+    row_byte = rows * (8.0 * inner + 4.0 * inner + 2.0 * inner + 2.0 * hidden)
+    token_byte = 3.0 * op.picks * hidden + 2.0 * op.picks * hidden
+    work = EngineWork(
+        units=units,
+        unit_flop=(multiplying + loading) / units,
+        steps=(hidden + inner) / ENGINE_EXPERTS.step_k,
+        launches=ENGINE_EXPERTS.padded_launches,
+        l2_byte=load_byte,
+        shared_byte=ENGINE_EXPERTS.crossings * load_byte,
+        dram_read_byte=weight_byte * missing,
+        dram_write_byte=0.0,
+        between_byte=row_byte + token_byte,
+        padded_flop=ENGINE_EXPERTS.padded_toggling * max(flop - op.flop, 0.0),
+    )
+    layer = _Layer(op, "deepgemm", ExpertTile(int(_PADDED_ROWS), _PADDED_ROWS))
+    plain, logs = _describe_layer(layer, units, rows, run)
+    return CountedKernel("gemm.engine.padded_experts", work, plain, logs)
 
 
 def _cost_tiles(layer: _Layer, run: OperatorRun) -> _TileCosts:
@@ -195,6 +268,12 @@ def _cost_tiles(layer: _Layer, run: OperatorRun) -> _TileCosts:
         shared_byte=ENGINE_EXPERTS.crossings * load_byte,
         padded_tokens=blocks * rows,
     )
+    if _is_old(op, run.chip) and layer.is_triton:
+        slower = 1.0 / ENGINE_EXPERTS.scaled_triton_rate
+        tiles = tiles._replace(
+            unit_flop=slower * tiles.unit_flop,
+            l2_byte=slower * tiles.l2_byte,
+        )
     if layer.is_triton:
         return _add_zero_tiles(tiles, _count_zero_blocks(layer) * across, run)
     if layer.library == "oai":
@@ -242,8 +321,15 @@ def _limit_to_marlin(
     return tiles._replace(unit_flop=unit_flop)
 
 
+def _is_old(op: FusedExperts, chip: ReferenceChip) -> bool:
+    """Tell whether experts with scales of blocks run on Blackwell in vLLM of 2025."""
+    return chip.engine == ENGINE_OF_2025 and chip.is_blackwell and op.scales == "block"
+
+
 def _choose_library(op: FusedExperts, chip: ReferenceChip) -> str:
     """Return the library that vLLM takes for the weights on a chip."""
+    if _is_old(op, chip):
+        return "triton"  # where eight GPUs share a layer; DeepGEMM's elsewhere
     if chip.is_blackwell and op.weights != "int4":
         return "trtllm"
     if op.weights == "fp4" and chip.style is LibraryStyle.HOPPER:

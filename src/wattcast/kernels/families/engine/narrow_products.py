@@ -1,7 +1,7 @@
 """Products of an engine with weights narrower than their bf16 results.
 
 fp8 products run CUTLASS or DeepGEMM. Weights in int4, fp4 or fp8 with tokens in bf16 are widened on
-the chip by Machete on Hopper, by Marlin elsewhere.
+the chip by Machete on Hopper, by Marlin elsewhere, and before Hopper by TensorRT-LLM's CUTLASS.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ from wattcast.kernels.families.engine.engine_counts import (
     count_each,
     fill_slots,
 )
-from wattcast.kernels.kernel_table import ReferenceChip, resident_share
+from wattcast.kernels.kernel_table import (
+    LibraryStyle,
+    ReferenceChip,
+    resident_share,
+)
 from wattcast.kernels.machete_kernels import (
     MACHETE,
     MACHETE_FAMILY,
@@ -42,6 +46,7 @@ class EngineProductCoefficients(Coefficients):
     slice_steps: float  # of Marlin, until a slice of a tile has added its sums to those before it
     most_slices: float  # of a tile whose sums meet in memory, at most
     crossings: float  # how often a loaded byte crosses shared memory
+    weights_per_cycle: float  # that an SM widens in TensorRT-LLM's kernels before Hopper
 
 
 ENGINE_PRODUCTS = load_coefficients("engine_products", EngineProductCoefficients)
@@ -54,6 +59,7 @@ class _Tile(NamedTuple):
     m: float  # tokens
     n: float  # outputs
     k: float  # of a step
+    split: int = 1  # parts of k
 
 
 class _Blocks(NamedTuple):
@@ -64,6 +70,7 @@ class _Blocks(NamedTuple):
     unit_flop: float
     launches: float = 1.0
     between_byte: float = 0.0
+    slots: float = 1.0
 
 
 def count_narrow_product(op: NarrowProduct, run: OperatorRun) -> CountedKernel:
@@ -74,7 +81,7 @@ def count_narrow_product(op: NarrowProduct, run: OperatorRun) -> CountedKernel:
     m = float(op.m)
     n = float(op.n)
     k = float(op.k)
-    tile = _choose_tile(op)
+    tile = _choose_tile(op, run)
 
     # Tiles along tokens run in pairs in CUTLASS's clusters.
     pair = 2 if isinstance(op, ScaledProduct) and m > 64 else 1
@@ -103,6 +110,7 @@ def count_narrow_product(op: NarrowProduct, run: OperatorRun) -> CountedKernel:
         dram_write_byte=out_byte * missing_activations,
         store_byte=out_byte,
         between_byte=blocks.between_byte,
+        slots=blocks.slots,
     )
 
     plain = {
@@ -144,6 +152,17 @@ def _spread_tiles(
     """Return the blocks of a kernel: one a tile, unless they share out the steps of all tiles."""
     unit_flop = 2.0 * tile.m * tile.n * op.k
     steps = op.k / tile.k
+    if tile.kernel.startswith(_WIDENING):
+        unit_flop += run.flop_per_cycle * tile.n * op.k / ENGINE_PRODUCTS.weights_per_cycle
+        parts = float(tile.split)
+        sums_byte = 8.0 * op.m * op.n * parts if tile.split > 1 else 0.0
+        return _Blocks(
+            tiles * parts,
+            ceil(steps / parts),
+            unit_flop / parts,
+            between_byte=sums_byte,
+            slots=_WIDENING_SLOTS,
+        )
     if op.kernel == "marlin":
         return _share_by_marlin(
             op,
@@ -223,7 +242,38 @@ def _slice_byte(
     return 8.0 * op.m * op.n * min(sm_count / tiles, ENGINE_PRODUCTS.most_slices)
 
 
-def _choose_tile(op: NarrowProduct) -> _Tile:
+_WIDENING = "weight_only.cutlass"
+_WIDENING_SLOTS = 2.0  # tiles that an SM holds
+_WIDENING_ROWS = (16.0, 32.0, 64.0, 128.0)  # of TensorRT-LLM's tiles, by 128 outputs
+_MOST_PARTS = 7  # of k, that TensorRT-LLM tries
+
+
+def _choose_widening_tile(op: WeightOnlyProduct, run: OperatorRun) -> _Tile:
+    """Return the tile and the split of k that TensorRT-LLM finds fastest before Hopper.
+
+    It times its tiles of up to 128 tokens and up to seven parts of k (``fpA_intB_gemm``). Here the
+    fastest is the one with least rounds times the cycles of a round.
+    """
+    chip = run.chip
+    steps = ceil(op.k / 64.0)
+    best = _Tile(_WIDENING, 128.0, 128.0, 64.0)
+    least_cycles = float("inf")
+    for rows in _WIDENING_ROWS:
+        step_cycles = 2.0 * rows * 128.0 * 64.0 / run.flop_per_cycle
+        step_cycles += 128.0 * 64.0 / ENGINE_PRODUCTS.weights_per_cycle
+        tiles = ceil(op.m / rows) * ceil(op.n / 128.0)
+        for parts in range(1, _MOST_PARTS + 1):
+            rounds = ceil(tiles * parts / (_WIDENING_SLOTS * chip.sm_count))
+            cycles = _WIDENING_SLOTS * rounds * (ceil(steps / parts) * step_cycles)
+            cycles += (parts > 1) * 8.0 * op.m * op.n * parts / chip.l2_byte_per_cycle
+            if cycles < least_cycles:
+                least_cycles = cycles
+                best = _Tile(_WIDENING, rows, 128.0, 64.0, split=parts)
+    weights = "int4" if op.weights == "int4" else "int8"
+    return best._replace(kernel=f"{_WIDENING}.{weights}")
+
+
+def _choose_tile(op: NarrowProduct, run: OperatorRun) -> _Tile:
     """Return the kernel of a product and its tile.
 
     Blackwell's tensor cores apply scales of fp4 themselves, so that nothing is promoted between
@@ -234,6 +284,9 @@ def _choose_tile(op: NarrowProduct) -> _Tile:
     elif isinstance(op, BlockProduct):
         library = "deepgemm" if op.kernel == "deepgemm" else "cutlass"
         kernel = "block.fp4" if op.dtype is Dtype.FP4 else f"block.{library}"
+    elif op.kernel == "cutlass" and run.chip.style is LibraryStyle.AMPERE:
+        assert isinstance(op, WeightOnlyProduct)
+        return _choose_widening_tile(op, run)
     elif op.kernel == "marlin":
         assert isinstance(op, WeightOnlyProduct)
         weights = "fp8" if op.weights == "fp8" else "int4"

@@ -11,6 +11,10 @@ cut into parts, which different SMs work on and a second kernel sums up:
   share an SM where shared memory holds both.
 - FlashInfer (before Hopper, fp8 caches) widens keys and values to 16 bits.
 - TensorRT-LLM (decode on Blackwell) cuts until every SM has a part, and turns no fp8 values.
+- TensorRT-LLM's own engine decodes on Hopper with XQA kernels: a tile has the query heads of one
+  key head, and a sequence of n blocks of 128 keys is cut into √(8n) parts at most, up to eight
+  waves of SMs (``computeMultiBlockCount``). Heads for which there is no XQA kernel read keys one
+  by one. No two heads of a prompt share a tile, and a window that holds all is none.
 """
 
 from __future__ import annotations
@@ -61,6 +65,10 @@ class EngineAttentionCoefficients(Coefficients):
 
 ENGINE_ATTENTION = load_coefficients("engine_attention", EngineAttentionCoefficients)
 
+# TensorRT-LLM's XQA kernels: keys of the least part of a sequence, heads, and waves of parts
+_XQA_KEYS = 128.0
+_XQA_HEAD_DIMS = (64, 128, 256)
+_XQA_WAVES = 8.0
 # Heads for which FlashInfer and TensorRT-LLM have kernels; others run Triton's.
 _LIBRARY_HEAD_DIMS = (64, 128, 256, 512)
 
@@ -73,6 +81,9 @@ class _Library(NamedTuple):
     is_flash_2: bool
     is_flash_infer: bool
     is_blackwell: bool
+    is_xqa: bool
+    is_mmha: bool
+    is_fmha: bool
 
     @classmethod
     def choose(
@@ -84,11 +95,14 @@ class _Library(NamedTuple):
         is_before_hopper = chip.style is LibraryStyle.AMPERE
         is_fp8 = op.kv_dtype is Dtype.FP8
         return cls(
-            is_decode=op.kind_of_batch == "decode",
+            is_decode=op.kind_of_batch == "decode" and not _runs_fmha(op, chip),
             is_fp8=is_fp8,
             is_flash_2=is_before_hopper and not is_fp8,
             is_flash_infer=is_before_hopper and is_fp8,
             is_blackwell=chip.is_blackwell,
+            is_xqa=_runs_xqa(op, chip),
+            is_mmha=_runs_xqa(op, chip) and not _has_xqa(op),
+            is_fmha=_runs_fmha(op, chip),
         )
 
     @property
@@ -102,7 +116,31 @@ class _Library(NamedTuple):
     @property
     def turns_values(self) -> bool:
         """Whether fp8 values are turned in shared memory for the second product."""
-        return self.is_fp8 and not (self.is_before_hopper or self.is_blackwell)
+        keeps_values = self.is_before_hopper or self.is_blackwell or self.is_xqa or self.is_fmha
+        return self.is_fp8 and not keeps_values
+
+
+def _runs_xqa(op: PagedAttention, chip: ReferenceChip) -> bool:
+    """Tell whether TensorRT-LLM decodes on Hopper, where it has XQA kernels."""
+    is_decode = op.kind_of_batch == "decode" and op.phase != "prefill"
+    return _runs_tensorrt(chip) and is_decode
+
+
+def _runs_tensorrt(chip: ReferenceChip) -> bool:
+    """Tell whether TensorRT-LLM's own engine runs on Hopper."""
+    is_hopper = chip.style is LibraryStyle.HOPPER and not chip.is_blackwell
+    return chip.engine == "trtllm" and is_hopper
+
+
+def _has_xqa(op: PagedAttention) -> bool:
+    """Tell whether XQA kernels exist for the heads; others are decoded one by one."""
+    return op.head_dim in _XQA_HEAD_DIMS and op.heads <= ENGINE_ATTENTION.most_grouped * op.kv_heads
+
+
+def _runs_fmha(op: PagedAttention, chip: ReferenceChip) -> bool:
+    """Tell whether TensorRT-LLM computes prompts, of one head in each tile."""
+    is_prompt = op.kind_of_batch == "prefill" or op.phase == "prefill"
+    return _runs_tensorrt(chip) and is_prompt
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -152,6 +190,8 @@ class _Schedule(NamedTuple):
 def count_paged_attention(op: PagedAttention, run: OperatorRun) -> CountedKernel:
     """Return the kernel and the work of attention over a paged cache; the busiest SM decides."""
     chip = run.chip
+    if _runs_tensorrt(chip) and op.window >= max(keys for _, _, keys in op.groups):
+        op = replace(op, window=0)  # a window that holds all is none
     library = _Library.choose(op, chip)
     tile = _choose_tile(op, library)
     walks = _walk_sequences(op, library, tile)
@@ -218,6 +258,8 @@ def _count_work(
     if library.is_flash_infer:
         fp16_flop_per_cycle = run.chip.per_cycle.get("tensor_fp16_flop", run.flop_per_cycle)
         tile_flop *= run.flop_per_cycle / fp16_flop_per_cycle
+    if library.is_mmha:  # on CUDA cores
+        tile_flop *= run.flop_per_cycle / run.chip.per_cycle["cuda_fp32_flop"]
     block_flop = tile_flop + run.flop_per_cycle * _score_cycles(library, tile, head_dim)
     rounds = max(units / sm_count, 1.0)
 
@@ -247,6 +289,10 @@ def _count_work(
 
 def _choose_tile(op: PagedAttention, library: _Library) -> RuleTile:
     """Return the tile of a library's kernel; ``outputs`` are the keys of a block."""
+    if library.is_mmha:
+        return RuleTile(1.0, _XQA_KEYS, 0.0)
+    if library.is_xqa:
+        return RuleTile(16.0 * ceil(op.heads / op.kv_heads / 16.0), _XQA_KEYS, 0.0)
     if library.is_tensorrt:
         has_few_heads = op.heads <= 8 * op.kv_heads
         return choose_tile("attention.tensorrt_few" if has_few_heads else "attention.tensorrt")
@@ -272,7 +318,8 @@ def _walk_sequences(
     tile: RuleTile,
 ) -> _Walks:
     """Return what tiles walk over; FlashAttention 2 packs heads in plain decode alone."""
-    if library.is_flash_2 and (op.window or not library.is_decode):
+    one_head = library.is_flash_2 and (op.window or not library.is_decode)
+    if one_head or library.is_fmha or library.is_mmha:
         op = replace(op, kv_heads=op.heads)
     heads = []
     tiles = []
@@ -325,10 +372,21 @@ def _split_sequences(
         tile_count = walks.count_units([1.0] * len(walks.heads))
         most = max(sm_count // tile_count, 1.0)
         return _Split([min(max(blocks, 1.0), most) for blocks in walks.blocks], most)
+    if library.is_xqa:
+        tile_count = walks.count_units([1.0] * len(walks.heads))
+        most = max(_XQA_WAVES * sm_count // tile_count, 1.0)
+        parts = [min(_count_xqa_parts(keys), most) for _, _, keys in op.groups]
+        return _Split(parts, max(parts))
     part_blocks = ceil(ENGINE_ATTENTION.split_margin * walks.scheduled_blocks / sm_count)
     most = float(op.splits or _most_parts(op, tile, sm_count))
     parts = [min(max(ceil(blocks / part_blocks), 1.0), most) for blocks in walks.blocks]
     return _Split(parts, most)
+
+
+def _count_xqa_parts(keys: int) -> float:
+    """Return the parts that XQA kernels want of a sequence, so that adding them up stays short."""
+    blocks = max(keys // _XQA_KEYS, 1.0)
+    return min(blocks, max(round((8.0 * blocks) ** 0.5), 1.0))
 
 
 def _split_by_flash_2(
@@ -449,13 +507,15 @@ def _name_family(op: PagedAttention, library: _Library) -> str:
     Decode with more than ``most_grouped`` query heads a key head is a kind of its own: TensorRT-LLM
     has no kernel there that reads keys once for all of them.
     """
-    family = f"attention.engine.paged.{op.kind_of_batch}"
+    batch = "prefill" if library.is_fmha else op.kind_of_batch
+    family = f"attention.engine.paged.{batch}"
     has_kernel = op.head_dim in _LIBRARY_HEAD_DIMS
     if library.is_fp8:
         family += ".fp8"
         if (library.is_before_hopper or library.is_blackwell) and not has_kernel:
             family += ".triton"
-    if library.is_decode and op.heads > ENGINE_ATTENTION.most_grouped * op.kv_heads:
+    is_ungrouped = op.heads > ENGINE_ATTENTION.most_grouped * op.kv_heads
+    if library.is_mmha or (library.is_decode and is_ungrouped):
         family += ".ungrouped"
     return family
 
