@@ -21,7 +21,7 @@ from wattcast.timeseries.hall_figures import FIGURES
 from wattcast.timeseries.hall_file import HallPlan, parse_hall
 from wattcast.timeseries.hall_parts import HallWork, PartSeries, percentile_of_counts
 from wattcast.timeseries.hall_report import list_diversity, summarise_hall
-from wattcast.timeseries.hall_run import HallSpan, prepare_work, run_hall
+from wattcast.timeseries.hall_run import HallSpan, Runner, prepare_work, run_hall
 from wattcast.timeseries.hall_statistics import RackStatistics, racks_that_fit, window_means_w
 from wattcast.timeseries.job_timeline import draw_job
 from wattcast.timeseries.power_curve import state_code
@@ -134,6 +134,46 @@ def test_a_cluster_gives_the_same_to_the_last_bit(hall: CombinedHall) -> None:
     np.testing.assert_array_equal(other.rack_j, hall.rack_j)
     np.testing.assert_array_equal(other.card_counts, hall.card_counts)
     assert other.energy_j == hall.energy_j
+
+
+WORKED = """
+groups:
+  - name: chat
+    system: dgx-h200
+    racks: 100
+    racks_per_row: 10
+    serve: {model: llama3-8b, rate: 3/s, prompt: 256, output: 64}
+"""
+
+
+def count_processor_s() -> float:
+    """Return the processor time of this process and of all below it."""
+    psutil = pytest.importorskip("psutil")
+    here = psutil.Process()
+    times = [process.cpu_times() for process in (here, *here.children(recursive=True))]
+    return sum(time.user + time.system for time in times)
+
+
+def time_parts(runner: Runner, work: HallWork) -> float:
+    """Return the processor time of all parts, workers and their start included."""
+    began_s = count_processor_s()
+    spent_s = 0.0
+    for _ in runner(work, range(work.part_count)):
+        spent_s = count_processor_s() - began_s  # before the workers end
+    return spent_s
+
+
+@pytest.mark.slow
+def test_a_cluster_takes_little_more_work_than_one_process() -> None:
+    """It took 84 % more: workers watched themselves, and each imported what it needed anew.
+
+    The start of the cluster counts.
+    """
+    pytest.importorskip("distributed", reason="no Dask: pip install 'wattcast[explore]'")
+    work = prepare_work(read(WORKED), HallSpan(), lambda _: None)
+    cluster_s = time_parts(cluster_runner("local", 2), work)
+    here_s = time_parts(hall_run.run_here, work)
+    assert cluster_s <= 1.2 * here_s
 
 
 def test_a_run_continues(hall: CombinedHall, tmp_path: Path) -> None:

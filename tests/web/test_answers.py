@@ -389,3 +389,21 @@ def test_traffic_that_costs_too_much_is_refused_by_its_cost(
     found = asked(kind, {"model": "gpt2", "rate_per_s": 10, "prompt": 200, "output": 5, **where})
     assert found.status == 422
     assert "fewer requests" in json.loads(found.body)["error"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"serving_racks": 0, "training_racks": 0, "idle_racks": 0}, "1 to 40 together"),
+        ({"serving_racks": 40}, "1 to 40 together"),
+        ({"system": "../hall.yaml"}, "unknown node system"),
+        ({"idle_racks": -1}, "idle_racks"),
+        ({"day": "night"}, "shape of a day"),
+        ({"around_s": 90000}, "around_s"),
+    ],
+)
+def test_an_impossible_hall_is_refused_in_one_sentence(wrong: dict, said: str) -> None:
+    """No name of a system is ever opened as a file."""
+    answer = answers.answer_request("hall", msgspec.json.encode({"model": "llama3-8b"} | wrong))
+    assert answer.status == 422
+    assert said in answer.body.decode()

@@ -16,7 +16,7 @@ import pytest
 from wattcast.report.figure_style import MODULE_COLOURS
 from wattcast.web.answers import FIRST_QUESTIONS
 
-TABS = ("predict", "compare", "plan", "simulate", "train", "live", "gpus")
+TABS = ("predict", "compare", "plan", "simulate", "train", "hall", "live", "gpus")
 ASSETS = files("wattcast.web").joinpath("assets")
 AXE = Path(__file__).parent / "vendor" / "axe.min.js"
 CONFIG = {
@@ -93,6 +93,7 @@ def answered(page, tab: str) -> None:
         "plan": "document.querySelector('#plan-chart .pick') && !document.querySelector('#plan-go').disabled",
         "simulate": "document.querySelector('#sim-power path.line')",
         "train": "document.querySelector('#train-curve svg')",
+        "hall": "document.querySelector('#hall-power svg') && !document.querySelector('#p-hall.stale')",
         "live": "document.querySelector('#live-power svg')",
         "gpus": "document.querySelector('#gpu-table tbody tr')",
     }
@@ -200,6 +201,34 @@ def test_on_a_phone_the_answer_stands_above_the_fold_and_nothing_moves(open_page
         assert box["y"] + box["height"] <= 844, f"{name} ends at {box['y'] + box['height']}"
     until(page, "document.documentElement.dataset.ready !== undefined")
     assert page.evaluate("window.moved") < 0.1  # what Lighthouse calls good
+
+
+def test_a_hall_is_drawn_by_group_and_its_highest_minute_at_a_tenth_of_a_second(open_page) -> None:
+    page = open_page("/hall?model=llama3-8b&serving_racks=1&training_racks=1&idle_racks=0")
+    answered(page, "hall")
+    assert page.inner_text("#hall-legend").split() == ["serving", "training"]
+    assert "name a limit" in page.inner_text("#hall-answer")
+    mean_kw, kwh = page.evaluate(
+        "() => [0, 2].map((i) => document.querySelectorAll('#hall-answer b')[i].textContent)"
+    )
+    units = [
+        page.locator("#hall-answer .of").nth(place).inner_text().split()[0] for place in (0, 2)
+    ]
+    assert units == ["kW", "MWh"]
+    assert float(kwh) == pytest.approx(24e-3 * float(mean_kw), rel=0.02)
+    page.focus("#hall-zoom")
+    page.keyboard.press("Enter")
+    until(page, "document.querySelector('#hall-peaks').textContent.includes('0.1s')")
+    assert "around_s=" in page.url
+    page.keyboard.press("Enter")
+    until(page, "document.querySelector('#hall-peaks').textContent.includes('900s')")
+
+
+def test_a_limit_below_idle_is_refused_at_its_field(open_page) -> None:
+    page = open_page(
+        "/hall?model=llama3-8b&serving_racks=1&training_racks=0&idle_racks=0&limit_w=9"
+    )
+    until(page, "document.querySelector('#errors').textContent.includes('idle hall draws')")
 
 
 def test_every_preset_answers_at_once(open_page) -> None:

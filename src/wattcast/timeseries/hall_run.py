@@ -42,7 +42,11 @@ from wattcast.timeseries.hall_parts import (
     unpack_part,
 )
 from wattcast.timeseries.job_timeline import plan_steps
-from wattcast.timeseries.load_library import build_library
+from wattcast.timeseries.load_library import (
+    WHOLE_LIBRARY,
+    LibrarySize,
+    build_library,
+)
 from wattcast.timeseries.node_power import tabulate_node, wall_power_w
 
 Runner = Callable[[HallWork, Iterable[int]], Iterator[PartSeries]]
@@ -61,6 +65,7 @@ class HallSpan:
     begin_s: float = 0.0
     span_s: float | None = None  # to the end of the hall's hours
     grid_s: float = 1.0
+    library: LibrarySize = WHOLE_LIBRARY
 
 
 def run_hall(
@@ -156,6 +161,7 @@ def prepare_work(
                 bin_s,
                 plan.seed + 1000 * place,
                 tell,
+                span.library,
             )
         )
     limits_w = [float(np.max(load_gpu(group.gpu).power.limit_w)) for group in plan.groups]
@@ -176,6 +182,7 @@ def _prepare_group(
     bin_s: float,
     seed: int,
     tell: ReportProgress,
+    size: LibrarySize,
 ) -> GroupWork:
     """Simulate the load of a group, with and without the cap."""
     cap_w = None if plan.cap is None else plan.cap.gpu_limit_w
@@ -188,6 +195,7 @@ def _prepare_group(
             bin_s,
             seed,
             progress=tell,
+            size=size,
         )
         capped = None
         if cap_w is not None:
@@ -198,6 +206,7 @@ def _prepare_group(
                 seed,
                 cap_w,
                 tell,
+                size,
             )
         return replace(work, library=library, capped_library=capped)
     if isinstance(load, TrainingLoad):

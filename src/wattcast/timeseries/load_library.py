@@ -42,6 +42,18 @@ HALL = load_coefficients("hall", HallCoefficients)
 
 
 @dataclass(frozen=True)
+class LibrarySize:
+    """How much of a load is simulated."""
+
+    rates: int = HALL.rates
+    requests: int = HALL.stretch_requests  # of a stretch
+    least_s: float = HALL.least_stretch_s
+
+
+WHOLE_LIBRARY = LibrarySize()
+
+
+@dataclass(frozen=True)
 class LoadStretch:
     """A replica at one rate: joules of one of its GPUs, and the share of time at work."""
 
@@ -87,9 +99,10 @@ def build_library(
     seed: int,
     gpu_limit_w: float | None = None,
     progress: ReportProgress | None = None,
+    size: LibrarySize = WHOLE_LIBRARY,
 ) -> LoadLibrary:
     """Simulate a load at the rates of a day."""
-    rates = choose_rates(load.least_rate_per_s, load.most_rate_per_s)
+    rates = choose_rates(load.least_rate_per_s, load.most_rate_per_s, size.rates)
     stretches = []
     gpus = 1
     for place, rate_per_s in enumerate(rates):
@@ -102,6 +115,7 @@ def build_library(
             rate_per_s,
             seed + place,
             gpu_limit_w,
+            size,
         )
         gpus = result.runs[0].gpu_count
         stretches.append(_cut_stretch(result, rate_per_s, seconds, bin_s))
@@ -115,7 +129,11 @@ def _keep_rising(stretches: list[LoadStretch]) -> list[LoadStretch]:
     return sorted(stretches, key=lambda stretch: stretch.rate_per_s)
 
 
-def choose_rates(least_per_s: float, most_per_s: float) -> list[float]:
+def choose_rates(
+    least_per_s: float,
+    most_per_s: float,
+    count: int = HALL.rates,
+) -> list[float]:
     """Return the rates at which a load is simulated, rising; a quiet end is hardly any request.
 
     >>> choose_rates(2.0, 2.0)
@@ -124,7 +142,7 @@ def choose_rates(least_per_s: float, most_per_s: float) -> list[float]:
     least_per_s = max(least_per_s, most_per_s / 100.0)
     if most_per_s - least_per_s < 0.01 * most_per_s:
         return [most_per_s]
-    rates: list[float] = np.linspace(least_per_s, most_per_s, HALL.rates).tolist()
+    rates: list[float] = np.linspace(least_per_s, most_per_s, count).tolist()
     return rates
 
 
@@ -134,10 +152,11 @@ def _serve_at_rate(
     rate_per_s: float,
     seed: int,
     gpu_limit_w: float | None,
+    size: LibrarySize,
 ) -> tuple[ServingResult, int]:
     """Return a run at one rate, and the seconds of it that a stretch takes."""
-    wanted_s = HALL.stretch_requests / rate_per_s
-    stretch_s = min(max(wanted_s, HALL.least_stretch_s), HALL.longest_stretch_s)
+    wanted_s = size.requests / rate_per_s
+    stretch_s = min(max(wanted_s, size.least_s), HALL.longest_stretch_s)
     seconds = int(np.ceil(stretch_s))
     options = dict(load.options)
     if gpu_limit_w is not None:

@@ -63,6 +63,7 @@ from wattcast.timeseries.step_power import trace_prediction
 from wattcast.training.train_job import train
 from wattcast.training.training_report import summarise_training
 from wattcast.web import request_schema
+from wattcast.web.hall_answer import answer_hall
 from wattcast.workload import model_catalogue
 from wattcast.workload.build_model import count_parameters
 from wattcast.workload.graph import Graph
@@ -656,6 +657,7 @@ REQUEST_KINDS: dict[
     "plan": (request_schema.PlanRequest, _answer_plan),
     "simulate": (request_schema.SimulationRequest, _answer_simulate),
     "train": (request_schema.TrainingRequest, _answer_train),
+    "hall": (request_schema.HallRequest, answer_hall),
     "csv": (
         request_schema.ConfigurationList,
         lambda asked: Answer(200, CSV, operators_to_csv(_views_of(asked))),

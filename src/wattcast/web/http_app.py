@@ -245,12 +245,13 @@ POST_ROUTES: dict[str, tuple[type | str, str]] = {  # kind of request -> what it
         "A simulation, as `wattcast simulate --json` prints it, and its power over time",
     ),
     "train": (dict, "A job, as `wattcast train --json` prints it"),
+    "hall": (dict, "A hall over a day or a minute: its peaks, and its power by group over time"),
     "csv": ("text/csv", "Operators as a table"),
     "figure": ("image/svg+xml image/png application/pdf", "A figure as a file"),
     "report": ("text/html", "A self-contained report"),
 }
 GET_ANSWERS: tuple[type, ...] = (answers.CatalogueOut, answers.GpuDetailOut, FeedInfo)
-TABS = ("predict", "compare", "plan", "simulate", "train", "live", "gpus")  # of the page
+TABS = ("predict", "compare", "plan", "simulate", "train", "hall", "live", "gpus")  # of the page
 ATTACHMENTS = {"csv": "wattcast.csv", "report": "wattcast-report.html"}
 _REFUSED = {
     400: "The body ended early",

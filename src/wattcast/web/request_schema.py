@@ -15,12 +15,14 @@ from wattcast import hardware
 from wattcast.core import Dtype, bad_value
 from wattcast.core.strict_files import decode_json
 from wattcast.hardware.catalogue_reader import list_boards
+from wattcast.hardware.node_systems import system_names
 from wattcast.options.keywords import PriceKeywords
 from wattcast.options.training_options import MINIMISE
 from wattcast.report.figure_style import ENDINGS
 from wattcast.report.prediction_figures import FIGURES
 from wattcast.serving.arrivals import ARRIVAL_PROCESSES
 from wattcast.serving.service_demand import PlanAim
+from wattcast.timeseries.hall_file import DAY_SHAPES
 from wattcast.workload import model_catalogue, model_options
 
 MOST_BYTE = (
@@ -209,6 +211,23 @@ class TrainingRequest(Workload, kw_only=True):
     clock_hz: Hertz | None = None
     power_limit_w: Watts | None = None
     minimise: Annotated[str, _one_of(MINIMISE)] = "time"
+
+
+class HallRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Racks that serve, train and idle over a day; or a minute of it, ``around_s`` after midnight."""
+
+    model: Annotated[str, _one_of(model_catalogue.list_models())]
+    system: Annotated[str, _one_of(system_names())] = "dgx-h200"
+    serving_racks: Annotated[int, Meta(ge=0, le=40)] = 12
+    training_racks: Annotated[int, Meta(ge=0, le=40)] = 6
+    idle_racks: Annotated[int, Meta(ge=0, le=40)] = 2
+    rate_per_s: Rate = 4.0  # of one replica, mean over the day
+    tp: Annotated[int, Meta(ge=1, le=64)] = 1
+    prompt: Tokens = 512
+    output: Tokens = 128
+    day: Annotated[str, _one_of(DAY_SHAPES)] = "office"
+    limit_w: Annotated[float, Meta(gt=0, le=1e9)] | None = None
+    around_s: Annotated[float, Meta(ge=0, le=86400)] | None = None
 
 
 def read_request(data: bytes, kind: type[Any]) -> Any:

@@ -54,6 +54,7 @@ LARGE_KINDS = (
     "plan",
     "simulate",
     "train",
+    "hall",
 )  # a second or more each, whatever is asked
 LARGE_BYTE = 64 << 10  # a larger body leaves one of the client's requests to small ones
 

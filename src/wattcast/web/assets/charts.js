@@ -189,7 +189,7 @@ export function powerArea(into, columns, parts, mean, label) {
 // Power over time, its parts on one another.
 export function stack(into, { start, end, parts, mean, label, yLabel, states }) {
   const names = Object.keys(parts), total = start.map((_, i) => names.reduce((sum, name) => sum + parts[name][i], 0));
-  const [by, unit] = end >= 1 ? [1, "s"] : end >= 1e-3 ? [1e3, "ms"] : [1e6, "\u00b5s"];
+  const [by, unit] = end >= 7200 ? [1 / 3600, "h"] : end >= 1 ? [1, "s"] : end >= 1e-3 ? [1e3, "ms"] : [1e6, "\u00b5s"];
   const made = frame(into, { x: { low: 0, high: end * by, label: `Time (${unit})` }, y: { low: 0, high: Math.max(...total) * 1.08, label: yLabel }, height: 300, label });
   const { root, layer, sx, sy, box } = made, below = start.map(() => 0);
   const ends = [...start.slice(1), end], steps = (levels) => levels.map((w, i) => `L${sx(start[i] * by).toFixed(1)} ${sy(w).toFixed(1)}H${sx(ends[i] * by).toFixed(1)}`);
@@ -312,7 +312,7 @@ export function lines(into, shown) {
   }
   for (const [dx, dy] of dots) root.append(svg("circle", { cx: sx(dx), cy: sy(dy), r: 2.4, class: "dot" }));
   if (!series.length || !series[0].x.length || !unit) return;
-  const points = series[0].x.map((v, i) => ({ x: v, text: `${number(v)} s: ${series.map((s) => `${s.name} ${number(s.y[i])}${unit}`).join(", ")}` }));
+  const points = series[0].x.map((v, i) => ({ x: v, text: `${number(v)} ${shown.xUnit || "s"}: ${series.map((s) => `${s.name} ${number(s.y[i])}${unit}`).join(", ")}` }));
   readable(into, made, points, () => lines(into, shown));
 }
 

@@ -24,10 +24,11 @@ const ASIDE = {
   plan: { gpus: ["h200", "h100-sxm", "l40s"], rate_per_s: 50, ttft_s: 0.5, tpot_s: 0.05, percentile: 99, minimise: "gpus", headroom: 0.1, site_power_w: null, pools: null },
   sim: { rate_per_s: 8, seconds: 120, replicas: 1, arrivals: "poisson", ttft_s: null, tpot_s: null, concurrency: null, shared_prefix: null, prefix_hit_rate: null, speculative_tokens: null, acceptance_rate: null },
   train: { gpus: 8, tokens: 1e9, seq: null, precision: "bf16", lora: 0, minimise: "time" },
+  hall: { system: "dgx-h200", serving_racks: 12, training_racks: 6, idle_racks: 2, rate_per_s: 4, day: "office", limit_w: null, around_s: null },
   money: { price_per_h: 2, electricity_per_kwh: null },
 };
 export const PHASES = { language: ["generate", "prefill", "decode", "train", "forward"], encoder: ["prefill", "forward", "train"], vision: ["forward", "train"], list: [] };
-export const TABS = ["predict", "compare", "plan", "simulate", "train", "live", "gpus"];
+export const TABS = ["predict", "compare", "plan", "simulate", "train", "hall", "live", "gpus"];
 
 export const fresh = () => ({
   tab: "predict", configs: [{ model: "llama3-8b", gpu: "h200", ...BY_KIND.language }], selected: 0, ...structuredClone(ASIDE),
@@ -100,6 +101,8 @@ export function simulateRequest(c) {
 }
 export const trainRequest = (c) => ({ ...source(c), ...money(), gpu: c.gpu, ...given(state.train), ...given({ clock_hz: c.clock_hz, power_limit_w: c.power_limit_w }) });
 
+export const hallRequest = (c) => ({ ...source(c), tp: c.tp ?? 1, prompt: c.seq ?? 512, output: c.tokens ?? 128, ...given(state.hall) });
+
 export function isList(c) {
   const content = c.file && c.file.content;
   return Boolean(content) && (Array.isArray(content) || "ops" in content || "traceEvents" in content);
@@ -129,7 +132,7 @@ export function toLink() {
 const SHORT = { rate: "rate_per_s", prompt: "seq", output: "tokens", price: "price_per_h", electricity: "electricity_per_kwh", clock: "clock_hz", power_limit: "power_limit_w", ttft: "ttft_s", tpot: "tpot_s" };
 const LONG = Object.fromEntries(Object.entries(SHORT).map(([short, long]) => [long, short]));
 const SCALE = { us: 1e-6, ms: 1e-3, s: 1, min: 60, MHz: 1e6, GHz: 1e9, W: 1, kW: 1e3, "%": 0.01, "/s": 1, B: 1e9, M: 1e6, "/h": 1 };
-const ASIDE_OF = { plan: "plan", simulate: "sim", train: "train" };
+const ASIDE_OF = { plan: "plan", simulate: "sim", train: "train", hall: "hall" };
 
 // The address of this page where words can hold it: one configuration, no file, and nothing changed on other tabs.
 export function toAddress() {
