@@ -76,7 +76,7 @@ FORMAT_KINDS = (("fp32", "eager"), ("bf16", "eager"), ("bf16", "flash"))
 FORMAT_CLOCK_HZ = 900e6
 # The GPUs of Table IV
 FORECAST_GPUS = ("a100-pcie-40gb", "a100-sxm-80gb", "h100-sxm", "l40s")
-FORECAST_OPTIONS = {"batch": 32, "seq": 512, "attention": "eager", "head": "none"}
+FORECAST_OPTIONS: dict[str, Any] = {"batch": 32, "seq": 512, "attention": "eager", "head": "none"}
 _NAMED_BARS = 24  # workloads, up to which each bar has its name
 
 
