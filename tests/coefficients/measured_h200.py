@@ -38,7 +38,7 @@ MOST_ROWS = 600  # a sample, so that a test takes seconds
 LAUNCH_QUANTITIES = ("blocks", "launches")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MeasuredKernels:
     """Kernels with a measured figure of each, ``(row,)``."""
 
@@ -171,6 +171,12 @@ def predict_measured(rows: MeasuredKernels, quantity: str) -> Array:
     return byte
 
 
+@cache
+def predict_unchanged(rows: MeasuredKernels, quantity: str) -> Array:
+    """Predict the measured figure of each row once for all coefficients that are tried on them."""
+    return predict_measured(rows, quantity)
+
+
 def forget_kernels(bundle: Bundle) -> None:
     """Forget what was computed of kernels before a coefficient was changed."""
     bundle.reference.known_work.clear()
@@ -213,7 +219,7 @@ class Dependence:
 
 def judge_all(rows: MeasuredKernels, quantity: str) -> Dependence:
     """Judge all rows."""
-    predicted = predict_measured(rows, quantity)
+    predicted = predict_unchanged(rows, quantity)
     is_usable = _is_large_enough(rows, predicted, quantity)
     return Dependence(np.log(predicted[is_usable] / rows.measured[is_usable]))
 
@@ -228,7 +234,7 @@ def judge_dependent(
     rows: MeasuredKernels, quantity: str, coefficient: str, least_move: float = 0.01
 ) -> Dependence:
     """Judge the rows whose prediction moves by ``least_move`` if a coefficient grows by a tenth."""
-    predicted = predict_measured(rows, quantity)
+    predicted = predict_unchanged(rows, quantity)
     with change_coefficient(coefficient, 1.1):
         moved = predict_measured(rows, quantity)
     is_usable = _is_large_enough(rows, predicted, quantity)

@@ -187,7 +187,13 @@ def test_designs_and_predict_agree(tp: int, call: Any) -> None:
     assert ("total power" in text and "4 GPUs each" in text) is (tp == 4)
 
 
-@pytest.mark.parametrize("case", CASES[:6], ids=CASE_NAMES[:6])
+REPORTED = [
+    pytest.param(case, id=name, marks=() if place < 2 else pytest.mark.slow)  # a report is drawn
+    for place, (case, name) in enumerate(zip(CASES[:6], CASE_NAMES[:6], strict=True))
+]
+
+
+@pytest.mark.parametrize("case", REPORTED)
 def test_a_report_says_what_predict_says(case: dict[str, Any], call: Any, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     model, gpu, options = split_case(case)

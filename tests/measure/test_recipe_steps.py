@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-import sys
+import importlib
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="PyTorch (CPU build) is not installed")
-pytest.importorskip("transformers", reason="transformers is not installed")
-sys.path.insert(0, str(Path(__file__).parents[2] / "studies" / "training_rows"))
-
-import measure_recipe_rows as study
-import recipe_variants as variants
+STUDY = Path(__file__).parents[2] / "studies" / "training_rows"
 
 
-def test_held_out_rows_share_no_shape_with_those_that_are_fitted_to() -> None:
+@pytest.fixture
+def study(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The study, imported by the worker that needs it: PyTorch's compiler takes seconds."""
+    pytest.importorskip("torch", reason="PyTorch (CPU build) is not installed")
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    monkeypatch.syspath_prepend(STUDY)
+    return importlib.import_module("measure_recipe_rows")
+
+
+@pytest.fixture
+def variants(study: Any) -> Any:
+    return importlib.import_module("recipe_variants")
+
+
+def test_held_out_rows_share_no_shape_with_those_that_are_fitted_to(study: Any) -> None:
     rows = {name: study.read_recipe_plan(name) for name in ("fitting", "held-out")}
     shapes = {
         name: {(spec.model, spec.batch, spec.seq, spec.plan["recipe"]) for spec in specs}
@@ -28,7 +38,7 @@ def test_held_out_rows_share_no_shape_with_those_that_are_fitted_to() -> None:
     assert {spec.plan["recipe"] for spec in rows["held-out"]} == fitted_kinds
 
 
-def test_every_planned_row_has_a_name_and_sizes_to_be_written_down() -> None:
+def test_every_planned_row_has_a_name_and_sizes_to_be_written_down(study: Any) -> None:
     bench = SimpleNamespace(run="run-1")
     for spec in study.read_recipe_plan():
         row = study.make_blank_model_row(bench, spec)
@@ -36,7 +46,7 @@ def test_every_planned_row_has_a_name_and_sizes_to_be_written_down() -> None:
         assert bool(row.head) == (not spec.is_network)
 
 
-def test_documents_fill_what_they_are_packed_into() -> None:
+def test_documents_fill_what_they_are_packed_into(variants: Any) -> None:
     lengths = variants.draw_lengths(16384, 1024)
     assert sum(lengths) == 16384
     assert len(lengths) == 16
@@ -44,13 +54,15 @@ def test_documents_fill_what_they_are_packed_into() -> None:
     assert lengths == variants.draw_lengths(16384, 1024)
 
 
-def test_the_longest_sequence_of_a_padded_batch_fills_it() -> None:
+def test_the_longest_sequence_of_a_padded_batch_fills_it(variants: Any) -> None:
     lengths = variants.draw_padded_lengths(8, 1024, 640)
     assert max(lengths) == 1024
     assert sum(lengths) / 8 == pytest.approx(640, abs=1)
 
 
-def test_padding_is_masked_and_counts_in_no_loss() -> None:
+def test_padding_is_masked_and_counts_in_no_loss(variants: Any) -> None:
+    import torch
+
     plan = {"recipe": "padded", "documents": 6}
     tokens = torch.ones(2, 8, dtype=torch.long)
     inputs = variants.add_inputs(plan, {"input_ids": tokens, "labels": tokens}, "cpu")
@@ -61,7 +73,7 @@ def test_padding_is_masked_and_counts_in_no_loss() -> None:
 
 
 @pytest.mark.slow
-def test_recipes_take_steps(capsys: pytest.CaptureFixture[str]) -> None:
+def test_recipes_take_steps(capsys: pytest.CaptureFixture[str], study: Any) -> None:
     for name in ("packed-qwen3", "padded-qwen3", "conv-resnet50-256", "long-full"):
         study.run_dry(study.read_recipe_plan(only=name)[:1])
     lines = [line for line in capsys.readouterr().err.splitlines() if "losses" in line]

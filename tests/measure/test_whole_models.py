@@ -8,6 +8,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,8 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch (CPU build) is not installed")
-pytest.importorskip("transformers", reason="transformers is not installed")
+if find_spec("transformers") is None:  # a test that needs it imports it, which takes seconds
+    pytest.skip("transformers is not installed", allow_module_level=True)
 
 from torch.utils._python_dispatch import TorchDispatchMode
 

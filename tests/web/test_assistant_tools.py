@@ -6,17 +6,17 @@ import asyncio
 import json
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import wattcast
-
-pytest.importorskip("mcp", reason="no mcp: pip install 'wattcast[mcp]'")
-from mcp import Client, StdioServerParameters
-
 from wattcast.web.assistant_tools import TOOLS, make_server
+
+if find_spec("mcp") is None:  # tests import it, which takes seconds
+    pytest.skip("no mcp: pip install 'wattcast[mcp]'", allow_module_level=True)
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 LLAMA_70B = {"workload": "meta-llama/Llama-3.1-70B-Instruct", "gpu": "h100-sxm", "phase": "decode"}
@@ -25,6 +25,7 @@ PLAN = {"model": "llama3-8b", "rate": "20/s", "prompt": 1000, "output": 300}
 
 def ask(server: Any, *calls: tuple[str, dict[str, Any]]) -> list[Any]:
     """Call tools of a server one after the other with the official client."""
+    from mcp import Client
 
     async def run() -> list[Any]:
         async with Client(server) as client:
@@ -34,6 +35,8 @@ def ask(server: Any, *calls: tuple[str, dict[str, Any]]) -> list[Any]:
 
 
 def test_the_tools_are_the_verbs_with_schemas_of_their_options() -> None:
+    from mcp import Client
+
     async def run() -> Any:
         async with Client(make_server()) as client:
             return (await client.list_tools()).tools
@@ -54,6 +57,8 @@ def test_the_tools_are_the_verbs_with_schemas_of_their_options() -> None:
 
 def test_an_assistant_gets_the_four_answers_of_the_readme() -> None:
     """In a process of its own, over stdin and stdout, as an assistant starts it."""
+    from mcp import StdioServerParameters
+
     paths = os.pathsep.join([str(SOURCE), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = StdioServerParameters(
         command=sys.executable,

@@ -4,14 +4,25 @@ device.
 
 from __future__ import annotations
 
+import importlib
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch (CPU build) is not installed")
-transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+if find_spec("transformers") is None:
+    pytest.skip("transformers is not installed", allow_module_level=True)
 
 DEVICE = torch.device("meta")
+
+
+def load_transformers() -> Any:
+    """Import the library when a test asks for it.
+
+    It takes seconds, which every worker would spend that collects the tests.
+    """
+    return importlib.import_module("transformers")
 
 
 def module(name: str, dims: Any, phase: str, attention: str, dtype: Any = torch.bfloat16) -> Any:
@@ -24,7 +35,7 @@ def module(name: str, dims: Any, phase: str, attention: str, dtype: Any = torch.
             if hasattr(config, part):
                 getattr(config, part)._attn_implementation = implementation
     with DEVICE:
-        built = getattr(transformers, kind)(config).to(dtype)
+        built = getattr(load_transformers(), kind)(config).to(dtype)
     built.tie_weights()
     return built.train() if phase == "train" else built.eval()
 
@@ -58,6 +69,7 @@ def _sound(dims: Any, batch: int, seq: int) -> dict[str, Any]:
 
 def _heard(dims: Any, batch: int, seq: int) -> dict[str, Any]:
     """One step of the decoder behind a cache; the sound was encoded before."""
+    transformers = load_transformers()
     cache = transformers.EncoderDecoderCache(
         transformers.DynamicCache(), transformers.DynamicCache()
     )
@@ -72,7 +84,7 @@ def _heard(dims: Any, batch: int, seq: int) -> dict[str, Any]:
             )
         cache.is_updated[layer] = True
     hidden = torch.zeros(batch, dims.frames, dims.hidden, dtype=torch.bfloat16, device=DEVICE)
-    encoded = transformers.modeling_outputs.BaseModelOutput(last_hidden_state=hidden)
+    encoded = load_transformers().modeling_outputs.BaseModelOutput(last_hidden_state=hidden)
     given = {
         "encoder_outputs": encoded,
         "decoder_input_ids": _tokens(batch, 1),
@@ -86,7 +98,7 @@ def _tokens(batch: int, length: int) -> Any:
 
 
 def _cache(name: str, dims: Any, built: Any, batch: int, seq: int) -> Any:
-    cache = transformers.DynamicCache(config=built.config)
+    cache = load_transformers().DynamicCache(config=built.config)
     if name.startswith("deepseek"):
         shapes = [(batch, 1, seq, dims.kv_rank), (batch, 1, seq, dims.rotary_dim)]
     else:
@@ -104,7 +116,7 @@ def _cache(name: str, dims: Any, built: Any, batch: int, seq: int) -> Any:
 
 
 def _config(name: str, dims: Any, phase: str) -> tuple[Any, str]:
-    hf = transformers
+    hf = load_transformers()
     if name.startswith("gpt2"):
         return hf.GPT2Config(
             n_layer=dims.layers, n_embd=dims.hidden, n_head=dims.heads
@@ -176,15 +188,17 @@ def _two_towers(dims: Any) -> tuple[Any, str]:
         "projection_dim": dims.shared,
     }  # fmt: skip
     if dims.pooled:
-        return transformers.SiglipConfig(text_config=text, vision_config=vision), "SiglipModel"
-    config = transformers.CLIPConfig(
+        return load_transformers().SiglipConfig(
+            text_config=text, vision_config=vision
+        ), "SiglipModel"
+    config = load_transformers().CLIPConfig(
         text_config=text, vision_config=vision, projection_dim=dims.shared
     )
     return config, "CLIPModel"
 
 
 def _deepseek(dims: Any) -> Any:
-    return transformers.DeepseekV3Config(
+    return load_transformers().DeepseekV3Config(
         num_hidden_layers=dims.layers, first_k_dense_replace=dims.dense_layers, hidden_size=dims.hidden,
         num_attention_heads=dims.heads, num_key_value_heads=dims.heads, n_routed_experts=dims.experts,
         num_experts_per_tok=dims.experts_chosen, vocab_size=dims.vocab,
@@ -197,7 +211,7 @@ def _decoder(name: str, dims: Any) -> tuple[Any, str]:
         "num_key_value_heads": dims.kv_heads, "intermediate_size": dims.intermediate, "vocab_size": dims.vocab,
         "max_position_embeddings": dims.max_positions, "tie_word_embeddings": dims.tied,
     }  # fmt: skip
-    hf = transformers
+    hf = load_transformers()
     if name.startswith("qwen2"):
         return hf.Qwen2Config(**common), "Qwen2ForCausalLM"
     if name == "qwen3-30b-a3b":

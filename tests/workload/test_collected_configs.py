@@ -93,7 +93,7 @@ LOOSE |= {"gpt_neox": 0.2, "nemotron": 0.1, "qwen2_moe": 0.1}
 
 def _build_tiny(kind: str, attention: str) -> tuple[Any, Any]:
     hugging_face = pytest.importorskip("hugging_face", reason="PyTorch and transformers are needed")
-    torch, transformers = hugging_face.torch, hugging_face.transformers
+    torch, transformers = hugging_face.torch, hugging_face.load_transformers()
     sizes = {
         "num_hidden_layers": 2, "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2,
         "intermediate_size": 512, "vocab_size": 1000, "max_position_embeddings": 512,
@@ -135,7 +135,7 @@ def test_encoders_that_count_their_positions_run_the_operators_of_the_class(
     kind: str, attention: str
 ) -> None:
     hugging_face = pytest.importorskip("hugging_face", reason="PyTorch and transformers are needed")
-    torch, transformers = hugging_face.torch, hugging_face.transformers
+    torch, transformers = hugging_face.torch, hugging_face.load_transformers()
     from wattcast.workload.readers.from_torch import capture
 
     config = transformers.CONFIG_MAPPING[kind](
@@ -162,7 +162,7 @@ def test_encoders_that_count_their_positions_run_the_operators_of_the_class(
 @pytest.mark.parametrize("attention", ["flash", "eager"])
 def test_modernbert_runs_the_operators_of_the_class(attention: str) -> None:
     hugging_face = pytest.importorskip("hugging_face", reason="PyTorch and transformers are needed")
-    torch, transformers = hugging_face.torch, hugging_face.transformers
+    torch, transformers = hugging_face.torch, hugging_face.load_transformers()
     from wattcast.workload.readers.from_torch import capture
 
     config = transformers.CONFIG_MAPPING["modernbert"](

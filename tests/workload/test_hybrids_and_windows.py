@@ -51,7 +51,7 @@ def _compare(
 ) -> tuple[Graph, Graph]:
     """Return the capture of a tiny class and the graph of its template, both of as many weights."""
     hugging_face = pytest.importorskip("hugging_face", reason="PyTorch and transformers are needed")
-    torch, transformers = hugging_face.torch, hugging_face.transformers
+    torch, transformers = hugging_face.torch, hugging_face.load_transformers()
     from wattcast.workload.readers.from_torch import capture
 
     kind = getattr(transformers, name)
