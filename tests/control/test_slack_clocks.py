@@ -7,6 +7,7 @@ card draws while it waits is assumed: a fixed share of what it draws at work.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -412,15 +413,9 @@ def test_slack_becomes_four_fifths_of_the_energy_that_is_there(
     assert share > 0.79
 
 
-@pytest.mark.slow
-def test_slack_of_random_jobs_becomes_four_fifths_of_the_energy_that_is_there(
-    curves: dict[str, WorkCurve],
-) -> None:
-    """Forty jobs drawn after all was written: any workload of the file, two to eight cards, any
-    division of the work. Those that use no slack count as zero.
-    """
+def draw_jobs(curves: dict[str, WorkCurve]) -> Iterator[SimulatedJob]:
+    """Draw forty jobs: any workload of the file, two to eight cards, any division of the work."""
     chance = np.random.default_rng(3053)
-    shares = []
     for number in range(40):
         name = str(chance.choice(sorted(curves)))
         is_pipeline = bool(chance.random() < 0.4)
@@ -428,10 +423,67 @@ def test_slack_of_random_jobs_becomes_four_fifths_of_the_energy_that_is_there(
         work = chance.uniform(0.5, 1.0, count)
         work[chance.integers(count)] = 1.0
         run = run_pipeline if is_pipeline else run_data_parallel
-        job = SimulatedJob(curves[name], work, run, seed=number)
+        yield SimulatedJob(curves[name], work, run, seed=number)
+
+
+def find_best_even_hz(job: SimulatedJob) -> float:
+    """Return the clock of least E·D² at which all cards run alike."""
+    costs = []
+    for clock_hz in job.curve.clock_hz:
+        even_hz = np.full(len(job.work), clock_hz)
+        costs.append(job.find_step_j(even_hz) * job.find_step_s(even_hz) ** 2)
+    return float(job.curve.clock_hz[int(np.argmin(costs))])
+
+
+def find_arrival_clocks(job: SimulatedJob, job_hz: float) -> Array:
+    """Return the clocks that the rule ends at without noise: the lowest to arrive in time."""
+    busy_s = job.find_busy_s(np.full(len(job.work), job_hz))
+    levels_hz = job.curve.clock_hz
+    usable_hz = levels_hz[(levels_hz <= job_hz) & (levels_hz >= SLACK.lowest * job_hz)]
+    clocks_hz = []
+    for work, full_s in zip(job.work, busy_s, strict=True):
+        in_time = work * job.curve.time_at(usable_hz) <= SLACK.arrival * busy_s.max()
+        is_slowed = full_s < busy_s.max() and in_time.any()
+        clocks_hz.append(usable_hz[in_time][0] if is_slowed else job_hz)
+    return np.array(clocks_hz)
+
+
+def test_the_clocks_that_the_rule_ends_at_have_nearly_all_of_the_slack(
+    curves: dict[str, WorkCurve],
+) -> None:
+    """At the best even clock, the clocks of the rule reach four fifths in 37 of 38 jobs, without noise.
+
+    Two more have their best even clock at the lowest, where no card can be slower. The one that falls
+    short would arrive with the next lower clock, but for the hundredth of a step that is kept."""
+    shares = []
+    empty = 0
+    for job in draw_jobs(curves):
+        job_hz = find_best_even_hz(job)
+        even_hz = np.full(len(job.work), job_hz)
+        clocks_hz = find_arrival_clocks(job, job_hz)
+        slowest_s = max(job.find_step_s(clocks_hz), job.find_step_s(even_hz))
+        even_j = job.find_step_j(even_hz)
+        possible_j = even_j - job.find_least_j(job_hz, slowest_s)
+        if possible_j < 1e-3 * even_j:
+            assert job_hz == job.curve.clock_hz[0]
+            empty += 1
+            continue
+        shares.append((even_j - job.find_step_j(clocks_hz)) / possible_j)
+    assert empty == 2
+    assert sum(share >= 0.8 for share in shares) == 37
+    assert min(shares) > 0.6
+
+
+@pytest.mark.slow
+def test_slack_of_random_jobs_becomes_four_fifths_of_the_energy_that_is_there(
+    curves: dict[str, WorkCurve],
+) -> None:
+    """Forty jobs drawn after all was written. Those that use no slack count as zero."""
+    shares = []
+    for number, job in enumerate(draw_jobs(curves)):
         share, savings = measure_shares(job, Objective(Goal.ED2))
         saving = "nothing" if savings is None else savings.energy
-        print(f"{number} {name} {count} {run.__name__}: {share:.3f}, {saving}")
+        print(f"{number} {len(job.work)} {job.run.__name__}: {share:.3f}, {saving}")
         shares.append(share)
     print(f"mean {np.mean(shares):.3f}, lowest {min(shares):.3f}, of {len(shares)}")
     assert np.mean(shares) >= 0.8
