@@ -34,6 +34,7 @@ from wattcast.serving.arrivals import Trace
 from wattcast.serving.governed_steps import predict_steady_step
 from wattcast.serving.step_costs import StepCosts
 
+LOOK_S = 1.0  # between two decisions
 ACTUATION_S = 0.1  # until a clock that was asked for is there: an H200 takes 80 to 95 ms
 KINDS_OF_STEP = {  # tables of ``StepCosts`` that belong together
     "products": ("tokens",),
@@ -96,7 +97,7 @@ class ClockedTrace:
 
     energy_j: float
     kept: npt.NDArray[np.bool_]  # by minute: whether both percentiles kept their limits
-    levels: list[int]  # by second
+    levels: list[int]  # by interval
     worst: tuple[float, float]  # 99th percentiles of the worst minute, as shares of their limits
 
 
@@ -107,8 +108,9 @@ def serve_traffic(
     decide: Decide | int,
     delay_s: float = ACTUATION_S,
     begin_s: float = 0.0,
+    interval_s: float = LOOK_S,
 ) -> ClockedTrace:
-    """Serve a trace to its end; ``decide`` is asked for the level of the next second.
+    """Serve a trace to its end; ``decide`` is asked for the level of the next interval.
 
     What comes before ``begin_s`` is served, and not counted."""
     plant = ServingPlant(by_level, trace)
@@ -118,7 +120,7 @@ def serve_traffic(
     levels = [level]
     now_s = 0.0
     while now_s < end_s:
-        now_s += 1.0
+        now_s += interval_s
         plant.advance(now_s, level)
         if now_s <= begin_s:
             earlier_j = plant.engine.spent_j
@@ -128,7 +130,7 @@ def serve_traffic(
         level = decide(now_s, plant)
         levels.append(level)
         if delay_s > 0.0:
-            plant.advance(now_s + delay_s, earlier)
+            plant.advance(now_s + min(delay_s, interval_s), earlier)
     run = plant.engine.finish()
     first_s = run.first_token_s - trace.arrival_s
     token_s = (run.last_token_s - run.first_token_s) / np.maximum(trace.output_tokens - 1, 1)
