@@ -7,7 +7,7 @@ const kept = new Map();
 // ---- what runs: after a second the page says so, with the time and a way to stop it
 
 const SHOWN_AFTER_MS = 1000;
-const WORK = { predict: "Writing", view: "Predicting", room: "Measuring the memory", compare: "Comparing", plan: "Planning", simulate: "Simulating", train: "Searching strategies", hall: "Simulating the hall", power: "Following the power", kernel: "Looking into the kernel", csv: "Writing", figure: "Drawing", report: "Writing the report" };
+const WORK = { predict: "Writing", view: "Predicting", room: "Measuring the memory", compare: "Comparing", plan: "Planning", simulate: "Simulating", train: "Searching strategies", hall: "Simulating", power: "Following the power", kernel: "Looking into the kernel", csv: "Writing", figure: "Drawing", report: "Writing the report" };
 const running = new Map(); // AbortController -> { name, since }
 let ticking = 0;
 

@@ -190,7 +190,7 @@ function fill() {
   pickers.plan?.show("");
   $("plan-gpu").placeholder = "Add a kind of GPU";
   $("model-facts").textContent = c.lost ? `This link could not carry ${c.lost}: drop it again.` : c.file ? "your own file" : model ? modelFacts(model) : "\u00a0";
-  $("gpu-facts").textContent = state.tab === "plan" ? "Up to eight kinds; the best of each is found." : state.tab === "hall" ? "Four in a rack, with all that they draw beside GPUs." : gpu ? gpuFacts(gpu) : "\u00a0";
+  $("gpu-facts").textContent = state.tab === "plan" ? "Up to eight kinds; the best of each is found." : state.tab === "hall" ? "Four in a rack." : gpu ? gpuFacts(gpu) : "\u00a0";
   for (const one of document.querySelectorAll("[data-tabs]")) one.hidden = !one.dataset.tabs.split(" ").includes(state.tab);
   const serving = ["plan", "simulate", "hall"].includes(state.tab);
   const hide = (selector, when) => { for (const one of document.querySelectorAll(selector)) if (when) one.hidden = true; };
@@ -219,7 +219,7 @@ function amountFacts(c, kind) {
   if (state.tab === "simulate") return state.sim.trace ? `the trace ${state.sim.trace.name}; a rate is not needed` : `about ${number(state.sim.rate_per_s * state.sim.seconds)} requests, drawn at random`;
   if (state.tab === "plan") return `bounds hold for ${number(state.plan.percentile, 4)} % of requests`;
   if (state.tab === "train") return `${number(state.train.tokens / 1e9)} billion tokens, ${state.train.precision}${state.train.lora ? `, LoRA ${state.train.lora}` : ""}`;
-  if (state.tab === "hall") return `${c.tp ?? 1} GPU a copy; at most 40 racks`;
+  if (state.tab === "hall") return `${c.tp ?? 1} GPU a copy`;
   if (kind === "list") return "as the file says";
   if (kind === "language" && c.phase === "generate") return `${number(c.batch, 6)} at once, ${number(c.batch * (c.tokens || 0), 7)} new tokens in a run`;
   return { train: "one optimiser step", decode: "one step of all requests", prefill: "prompts alone" }[c.phase] || "one pass";

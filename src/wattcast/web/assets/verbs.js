@@ -194,7 +194,6 @@ export function drawTrain() {
 let hall = null;
 export const hallSlot = new Slot(() => ["/api/hall", hallRequest(config())], (found, error) => {
   complain("hall", error);
-  $("p-hall").classList.toggle("refused", Boolean(error));
   if (found) { hall = found; drawHall(); }
 }, (busy) => $("p-hall").classList.toggle("stale", busy), 600);
 
@@ -202,29 +201,27 @@ const clock = (s) => new Date(1e3 * s).toISOString().slice(11, 19);
 
 export function drawHall() {
   const h = hall, inside = state.hall.around_s !== null;
-  $("hall-zoom").textContent = inside ? "Back to the whole day" : "Look at the highest minute";
-  if (!h) { tiles($("hall-answer"), ["Mean", "Peak of a second", "Energy", "Ramp", "Diversity", "Room"].map((name) => ({ name, value: "\u2026" }))); return; }
+  $("hall-zoom").textContent = inside ? "Whole day" : "Highest minute";
+  if (!h) return;
   const t = h.over_time, names = Object.keys(t.group_w), more = h.limits.hall?.more_racks, second = h.peaks_w["1s"];
   tiles($("hall-answer"), [
-    { name: "Mean", ...split(show(h.mean_w, "W")), note: `${number(h.gpus, 6)} GPUs in ${h.racks} racks, at the plug` },
-    { name: "Peak of a second", ...split(show(second.max, "W")), note: `${show(second["p99.9"], "W")} is passed in one of a thousand` },
-    { name: "Energy", ...split(show(h.energy_j / 3.6e6, "Wh")), note: `${percent(h.gpu_energy_j / h.energy_j)} of it by GPUs` },
-    { name: "Ramp", ...split(show(h.ramp_w_per_min || h.step_w, "W")), note: `in ${inside ? "a second" : "a minute"}` },
-    { name: "Diversity", value: number(h.diversity.rack), note: "peaks of the racks over that of the hall" },
-    { name: "Room", value: more ? names.map((name) => more[name]["1s"]).join(", ") : "?", of: more ? "racks" : "name a limit", note: more ? `more of ${names.join(", ")}` : "" },
+    { name: "Mean", ...split(show(h.mean_w, "W")), note: `${h.gpus} GPUs, at the plug` },
+    { name: "Peak of a second", ...split(show(second.max, "W")), note: `p99.9 ${show(second["p99.9"], "W")}` },
+    { name: "Energy", ...split(show(h.energy_j / 3.6e6, "Wh")) },
+    { name: "Ramp", ...split(show(h.ramp_w_per_min || h.step_w, "W")), note: inside ? "in a second" : "in a minute" },
+    { name: "Diversity", value: number(h.diversity.rack), note: "of racks" },
+    { name: "Room", value: more ? names.map((name) => more[name]["1s"]).join(", ") : "?", of: more ? "racks" : "name a limit", note: names.join(", ") },
   ]);
-  stack($("hall-power"), { start: t.start_s, end: t.length_s, parts: t.group_w, mean: h.mean_w, states: t.start_s.map((s) => clock(t.begin_s + s)), yLabel: "Power at the plug (W)", label: `Power of the hall: mean ${show(h.mean_w, "W")}, peak ${show(second.max, "W")}` });
+  stack($("hall-power"), { start: t.start_s, end: t.length_s, parts: t.group_w, mean: h.mean_w, states: t.start_s.map((s) => clock(t.begin_s + s)), yLabel: "Power at the plug (W)", label: "Power of the hall" });
   legend($("hall-legend"), names.map((name) => [name, `m-${name}`]));
-  const step = Math.ceil(t.start_s.length / 24);
-  numbers($("hall-numbers"), ["Time", ...names], t.start_s.map((s, i) => [clock(t.begin_s + s), ...names.map((name) => show(t.group_w[name][i], "W"))]).filter((_, i) => i % step === 0), "Power over time by group");
+  numbers($("hall-numbers"), ["Time", ...names], t.start_s.map((s, i) => [clock(t.begin_s + s), ...names.map((name) => show(t.group_w[name][i], "W"))]).filter((_, i) => i % 10 === 0), "Power by group");
   const d = h.load_duration_w;
-  lines($("hall-duration"), { series: [{ name: "power", k: 0, x: d.share.map((s) => 100 * s), y: d.power_w, fill: true }], x: { low: 0, high: 100, label: "Share of the time (%)" }, yLabel: "Power passed (W)", unit: " W", xUnit: "%", label: "Load duration of the hall" });
-  $("hall-peaks").replaceChildren(table(["Mean over", "Half", "99 %", "99.9 %", "Most"], Object.entries(h.peaks_w).map(([w, p]) => [w, ...["p50", "p99", "p99.9", "max"].map((q) => show(p[q], "W"))]), "Peaks by window"));
+  lines($("hall-duration"), { series: [{ name: "power", k: 0, x: d.share.map((s) => 100 * s), y: d.power_w, fill: true }], x: { low: 0, high: 100, label: "Time (%)" }, yLabel: "Power passed (W)", unit: " W", xUnit: "%", label: "Load duration" });
+  $("hall-peaks").replaceChildren(table(["Over", "p50", "p99", "p99.9", "Most"], Object.entries(h.peaks_w).map(([w, p]) => [w, ...["p50", "p99", "p99.9", "max"].map((q) => show(p[q], "W"))]), "Peaks"));
   notes($("hall-notes"), h.assumptions);
 }
 $("hall-zoom").addEventListener("click", () => {
-  if (!hall) return;
-  commit("zoom", () => { state.hall.around_s = state.hall.around_s === null ? hall.over_time.peak_at_s : null; });
+  commit("zoom", () => { state.hall.around_s = state.hall.around_s === null && hall ? hall.over_time.peak_at_s : null; });
   use();
 });
 
