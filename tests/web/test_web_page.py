@@ -207,7 +207,7 @@ def test_a_hall_is_drawn_by_group_and_its_highest_minute_at_a_tenth_of_a_second(
     page = open_page("/hall?model=llama3-8b&serving_racks=1&training_racks=1&idle_racks=0")
     answered(page, "hall")
     assert page.inner_text("#hall-legend").split() == ["serving", "training"]
-    assert "name a limit" in page.inner_text("#hall-answer")
+    assert "no limit" in page.inner_text("#hall-answer")
     mean_kw, kwh = page.evaluate(
         "() => [0, 2].map((i) => document.querySelectorAll('#hall-answer b')[i].textContent)"
     )

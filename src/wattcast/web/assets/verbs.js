@@ -205,18 +205,18 @@ export function drawHall() {
   if (!h) return;
   const t = h.over_time, names = Object.keys(t.group_w), more = h.limits.hall?.more_racks, second = h.peaks_w["1s"];
   tiles($("hall-answer"), [
-    { name: "Mean", ...split(show(h.mean_w, "W")), note: `${h.gpus} GPUs, at the plug` },
-    { name: "Peak of a second", ...split(show(second.max, "W")), note: `p99.9 ${show(second["p99.9"], "W")}` },
+    { name: "Mean", ...split(show(h.mean_w, "W")), note: `${h.gpus} GPUs` },
+    { name: "Peak, 1 s", ...split(show(second.max, "W")), note: `p99.9 ${show(second["p99.9"], "W")}` },
     { name: "Energy", ...split(show(h.energy_j / 3.6e6, "Wh")) },
-    { name: "Ramp", ...split(show(h.ramp_w_per_min || h.step_w, "W")), note: inside ? "in a second" : "in a minute" },
+    { name: "Ramp", ...split(show(h.ramp_w_per_min || h.step_w, "W")), note: inside ? "a second" : "a minute" },
     { name: "Diversity", value: number(h.diversity.rack), note: "of racks" },
-    { name: "Room", value: more ? names.map((name) => more[name]["1s"]).join(", ") : "?", of: more ? "racks" : "name a limit", note: names.join(", ") },
+    { name: "Room", value: more ? names.map((name) => more[name]["1s"]).join(", ") : "?", of: more ? "racks" : "no limit", note: names.join(", ") },
   ]);
-  stack($("hall-power"), { start: t.start_s, end: t.length_s, parts: t.group_w, mean: h.mean_w, states: t.start_s.map((s) => clock(t.begin_s + s)), yLabel: "Power at the plug (W)", label: "Power of the hall" });
+  stack($("hall-power"), { start: t.start_s, end: t.length_s, parts: t.group_w, mean: h.mean_w, states: t.start_s.map((s) => clock(t.begin_s + s)), yLabel: "At the plug (W)", label: "Power of the hall" });
   legend($("hall-legend"), names.map((name) => [name, `m-${name}`]));
   numbers($("hall-numbers"), ["Time", ...names], t.start_s.map((s, i) => [clock(t.begin_s + s), ...names.map((name) => show(t.group_w[name][i], "W"))]).filter((_, i) => i % 10 === 0), "Power by group");
   const d = h.load_duration_w;
-  lines($("hall-duration"), { series: [{ name: "power", k: 0, x: d.share.map((s) => 100 * s), y: d.power_w, fill: true }], x: { low: 0, high: 100, label: "Time (%)" }, yLabel: "Power passed (W)", unit: " W", xUnit: "%", label: "Load duration" });
+  lines($("hall-duration"), { series: [{ name: "power", k: 0, x: d.share.map((s) => 100 * s), y: d.power_w, fill: true }], x: { low: 0, high: 100, label: "Time (%)" }, yLabel: "Passed (W)", unit: " W", xUnit: "%", label: "Load duration" });
   $("hall-peaks").replaceChildren(table(["Over", "p50", "p99", "p99.9", "Most"], Object.entries(h.peaks_w).map(([w, p]) => [w, ...["p50", "p99", "p99.9", "max"].map((q) => show(p[q], "W"))]), "Peaks"));
   notes($("hall-notes"), h.assumptions);
 }
