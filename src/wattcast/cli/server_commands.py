@@ -264,8 +264,10 @@ def otel(env: Environment, options: CollectorOptions) -> None:
 
     if (options.metrics is None) != (options.model is None):
         raise bad_value("--metrics and --model", "both", "one of them")
+    otlp_metrics.check_address(options.endpoint, "--endpoint")
     engine = None
     if options.metrics is not None and options.model is not None:
+        otlp_metrics.check_address(options.metrics, "--metrics")
         engine = otlp_metrics.EngineTokens(options.metrics, options.model)
     interval_s = parse_amount(options.interval, "s", "--interval", inclusive=False)
     cards = metrics_exporter.find_cards(options.source)

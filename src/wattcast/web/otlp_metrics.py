@@ -67,7 +67,7 @@ class EngineTokens:
 
 
 def _fetch_page(url: str) -> str:
-    _check_address(url, "--metrics")
+    check_address(url, "--metrics")
     try:
         with urllib.request.urlopen(url, timeout=POST_S) as page:  # noqa: S310  (checked)
             return str(page.read(LONGEST_PAGE_BYTE).decode(errors="replace"))
@@ -75,7 +75,8 @@ def _fetch_page(url: str) -> str:
         raise MissingTool(f"{url} does not answer ({error}).") from None
 
 
-def _check_address(url: str, option: str) -> None:
+def check_address(url: str, option: str) -> None:
+    """Raise ``BadInput`` where a URL is none of HTTP."""
     if not url.startswith(("http://", "https://")):
         raise bad_value(option, "an address such as http://localhost:4318", url)
 
@@ -176,7 +177,7 @@ def _name_card(card: WatchedCard) -> list[dict[str, Any]]:
 
 def send_request(endpoint: str, request: dict[str, Any]) -> None:
     """Post a request to a collector; ``MissingTool`` where it does not take it."""
-    _check_address(endpoint, "--endpoint")
+    check_address(endpoint, "--endpoint")
     url = f"{endpoint.rstrip('/')}/v1/metrics"
     post = urllib.request.Request(  # noqa: S310  (checked)
         url,
