@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
-from wattcast.control.first_run import plan_first_run
+from wattcast.control.first_run import _read_sample, plan_first_run
 from wattcast.control.hall_rehearsal import RackSupply, plan_events
 from wattcast.control.knob_forecast import forecast_knobs
 from wattcast.control.planner_power import _round_rate
@@ -84,3 +86,11 @@ def test_smoothing_costs_nothing_that_an_idle_card_draws_and_a_third_of_a_busy_o
     middle_w = (idle_w + float(np.max(gpu.power.limit_w))) / 2
     assert abs(floor_w / middle_w - 1) < 0.2
     assert row.energy_saving < 0
+
+
+def test_power_counts_from_the_second_reading_after_a_change_on() -> None:
+    """A card takes 90 ms to a new clock, and its averaged power a second more."""
+    reading = SimpleNamespace(at_s=1.0, power_w=1.0, core_hz=1e9, memory_hz=1e9, busy=1.0)
+    reader = SimpleNamespace(read=lambda: reading, limit_w=lambda: 700.0)
+    settled = [_read_sample(reader, 0.0, True, place).is_settled for place in range(4)]
+    assert settled == [False, False, True, True]

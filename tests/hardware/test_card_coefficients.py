@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 
 from wattcast.calibrate.kernel_rows import read_plain_rows
 from wattcast.hardware import DEFAULT_TEMPERATURE_C
-from wattcast.hardware.node_systems import load_system, system_names
+from wattcast.hardware.node_systems import load_system, parse_system, system_names
 
+SYSTEMS = Path(__file__).resolve().parents[2] / "src/wattcast/hardware/systems"
 TRAYS = 18  # of an NVL72
 
 
@@ -38,3 +42,12 @@ def test_shelves_of_a_rack_carry_it_when_every_second_one_fails() -> None:
     rack = load_system("gb200-nvl72")
     times = rack.supply_count * rack.supply_rating_w / rack.wall_limit_w
     assert 1.7 < times < 2.6
+
+
+def test_a_server_without_a_list_of_drives_has_as_many_as_others() -> None:
+    text = (SYSTEMS / "mi300x-xe9680.yaml").read_text(encoding="utf-8")
+    unknown = re.sub(r"^drive_count: .*$", 'drive_count: {unknown: "by order"}', text, flags=re.M)
+    server = parse_system(unknown.encode(), "mi300x-xe9680", "a file")
+    others = [load_system(name) for name in system_names()]
+    published = [other.drive_count for other in others if other.gpu_count == 8]
+    assert min(published) <= server.drive_count <= max(published)

@@ -9,10 +9,23 @@ import pytest
 from wattcast.core.units import Dtype
 from wattcast.hardware import load_gpu
 from wattcast.kernels import Kernels, RunCondition, build_kernels, reference_chip
+from wattcast.kernels.families.depthwise_convolutions import depthwise_work
+from wattcast.kernels.families.special_grids import batch_norm
 from wattcast.workload.adapter_operators import AdapterProduct
-from wattcast.workload.engine_operators import FusedExperts, WeightOnlyProduct
+from wattcast.workload.engine_operators import (
+    FusedExperts,
+    PagedAttention,
+    WeightOnlyProduct,
+)
 from wattcast.workload.engine_row_operators import AlignTokens
 from wattcast.workload.operator_base import Operator
+from wattcast.workload.operator_types import (
+    Conv2d,
+    Elementwise,
+    Layout,
+    Linear,
+    Softmax,
+)
 from wattcast.workload.scan_operators import StateScan
 
 # vLLM's names of the kernels of one operator
@@ -21,8 +34,8 @@ DELTA_SCAN = ("cumsum", "scaled_dot_kkt", "solve_tril", "recompute_w_u", "delta_
 ADAPTERS = ("zeros", "lora_shrink", "lora_expand")
 
 
-def lowered(op: Operator) -> Kernels:
-    gpu = load_gpu("h200")
+def lowered(op: Operator, chip: str = "h200") -> Kernels:
+    gpu = load_gpu(chip)
     return build_kernels((op,), (RunCondition("", "", ""),), gpu, reference_chip(gpu), ())
 
 
@@ -63,3 +76,60 @@ def test_marlins_tiles_are_those_of_half_as_many_outputs_as_of_openais() -> None
     op = FusedExperts(64, 32, 4, 2880, 2880, weights="fp4", scales="mx")
     units = [float(lowered(replace(op, kernel=name)).work.units[0]) for name in ("marlin", "oai")]
     assert 1.8 < units[0] / units[1] < 2.4
+
+
+def name_family(op: Operator, chip: str = "h200") -> str:
+    return str(lowered(op, chip).work.kernel_family[0])
+
+
+def test_heads_that_share_keys_beyond_tensorrts_largest_tile_run_on_a_kernel_of_their_own() -> None:
+    """XQA's largest tile packs 32 query heads of a key head: models have 24 of them, or 40."""
+    few, many = (PagedAttention(heads, 1, 128, ((8, 1, 4096),)) for heads in (24, 40))
+    assert not name_family(few, "b200").endswith("ungrouped")
+    assert name_family(many, "b200").endswith("ungrouped")
+
+
+def test_the_gradient_of_log_softmax_reads_one_of_its_two_operands_twice() -> None:
+    rows, dim = 65536, 4096
+    op = Softmax(rows, dim, dtype=Dtype.BF16, backward=True, log=True)
+    tensor_byte = 2.0 * rows * dim
+    assert lowered(op).work.l2_byte[0] == pytest.approx(4.0 * tensor_byte)
+
+
+def test_a_sum_over_few_pixels_does_not_meet_in_memory() -> None:
+    """Channels last, six parts of 256 pixels are one block of 32 channels, and ten are ten."""
+    blocks = []
+    for pixels in (6 * 256, 10 * 256):
+        op = Elementwise(
+            "batchnorm_train",
+            pixels * 64,
+            dtype=Dtype.BF16,
+            layout=Layout.TRANSPOSED,
+            rows=64,
+            run=pixels,
+        )
+        grid = batch_norm(op, 132.0, 0.0)
+        assert grid is not None
+        blocks.append(grid.units)
+    assert blocks == [2.0, 20.0]
+
+
+def test_a_product_of_eighteen_tokens_fills_more_than_a_slim_tile() -> None:
+    slim, wider = (name_family(Linear(m, 8192, 8192)) for m in (14, 18))
+    assert slim != wider
+
+
+def test_blocks_of_128_threads_fill_an_sm() -> None:
+    """An SM of a Hopper holds 2,048 threads; PyTorch's pointwise kernels have blocks of 128."""
+    slots = float(lowered(Elementwise("add", 1 << 24, dtype=Dtype.BF16)).work.slots[0])
+    assert slots * 128 == 2048
+
+
+def test_filters_of_seven_by_seven_leave_an_sm_fewer_blocks_than_five_by_five() -> None:
+    slots = []
+    for side in (3, 5, 7):
+        op = Conv2d(
+            16, 64, 64, 56, 56, side, side, padding=side // 2, groups=64, channels_last=True
+        )
+        slots.append(depthwise_work(op, "last.special").slots)
+    assert slots[0] == slots[1] > slots[2]

@@ -111,3 +111,11 @@ def test_what_is_drawn_beyond_the_limit_is_given_back() -> None:
     assert beyond_j[1] == pytest.approx(beyond_j[2] / 2.0)
     assert 20.0 <= beyond_j[2] <= 35.0  # 30 W over 0.9 s
     assert np.array_equal(beyond_j[3:], np.zeros(2))
+
+
+@pytest.mark.parametrize(("share", "moves"), [(0.95, False), (0.995, True)])
+def test_power_moves_at_the_limit_and_not_a_twentieth_below_it(share: float, moves: bool) -> None:
+    """Half a percent below it is where a search for the limit may end."""
+    curve = make_curve((20.0, share * HELD_W))
+    watts = sample_w(add_ripple(curve, HELD_W, HELD_W), 0.1)
+    assert bool(watts.std() > 1.0) is moves

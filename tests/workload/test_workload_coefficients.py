@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from wattcast.workload.build_model import build_graph
+from types import SimpleNamespace
+
+from wattcast.workload.build_model import WORKSPACE_BYTE, build_graph
 from wattcast.workload.engine_operators import PagedAttention
 from wattcast.workload.model_options import ModelOptions
+from wattcast.workload.models.sparse_layers import _count_shared_launches
+
+# Operators of a shared expert, as PyTorch and vLLM name them
+EAGER = ("gate_proj", "up_proj", "act_fn", "mul", "down_proj")
+ENGINE = ("gate_up_proj", "silu_and_mul", "down_proj")
+# What PyTorch's notes say of CUBLAS_WORKSPACE_CONFIG on Hopper: eight buffers of 4,096 KiB
+HOPPER_WORKSPACE = ":4096:8"
 
 
 def find_splits(batch: int) -> int:
@@ -23,3 +32,14 @@ def test_a_step_of_400_sequences_replays_a_graph_and_one_of_640_does_not() -> No
 
 def test_parts_in_a_graph_leave_a_lone_sequence_a_quarter_of_an_h200s_sms_for_each_head() -> None:
     assert 0.2 < find_splits(1) / 132 < 0.3
+
+
+def test_a_shared_expert_launches_the_operators_of_its_module() -> None:
+    eager, engine = (SimpleNamespace(engine=engine, recipe=None) for engine in (False, True))
+    assert _count_shared_launches(eager) == len(EAGER)
+    assert _count_shared_launches(engine) == len(ENGINE)
+
+
+def test_a_graph_counts_the_workspace_that_pytorch_configures_on_hopper() -> None:
+    kib, buffers = (int(number) for number in HOPPER_WORKSPACE.strip(":").split(":"))
+    assert 1024 * kib * buffers == WORKSPACE_BYTE

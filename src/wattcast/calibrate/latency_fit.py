@@ -49,7 +49,6 @@ class LatencyFitCoefficients(Coefficients):
     start: tuple[float, ...]  # compute, memory, fixed seconds, L2, cycles a step
     lowest: tuple[float, ...]  # below which no correction goes, in the same order
     highest: tuple[float, ...]  # beyond which none goes
-    family_pull: float  # weight of a family's start against its rows
     large_error: float  # of a log, beyond which a row counts less than its square
     trees: int  # of a residual
     leaves: int  # of a tree at most
@@ -246,6 +245,7 @@ def _fit_lengths(rows: Array, target: Array) -> tuple[Array, float, float]:
 _START = np.log(LATENCY_FIT.start)
 _LOW = np.log(LATENCY_FIT.lowest)
 _HIGH = np.log(LATENCY_FIT.highest)
+_LOOSE = 0.02  # pull of a family's start: what no row tells stays there
 
 
 def fit_corrections(
@@ -281,7 +281,7 @@ def fit_corrections(
     for family in dict.fromkeys(families.tolist()):
         of_family = families == family
         start = _read_start(begin[family]) if family in begin else _START
-        values[family] = fit_rows(of_family, start, LATENCY_FIT.family_pull)
+        values[family] = fit_rows(of_family, start, _LOOSE)
         for name in dict.fromkeys(groups[of_family].tolist()):
             if name != family:
                 values[name] = fit_rows(groups == name, values[family], LATENCY_FIT.pull)

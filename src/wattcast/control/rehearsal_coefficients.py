@@ -12,7 +12,6 @@ class RehearsalCoefficients(Coefficients):
     event_begin: float  # of an event's part of the span, before it begins
     event_end: float  # likewise, when it ends
     safe_part: float  # equal shares of a budget over safe ones
-    cap_share: float  # of the budget, that a cap leaves where nobody says how much
     burst_s: float  # over which the steepest rise is looked for
     allowed_s: float  # that a limit may be passed in a row
     lock_share: float  # of the highest clock, that a first run locks where nobody says another

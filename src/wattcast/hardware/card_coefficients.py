@@ -10,15 +10,12 @@ class CardCoefficients(Coefficients):
 
     usual_temperature_c: float  # of a die: a data-centre card in light use
     lowest_clock: float  # share of the highest clock
-    lowest_limit: float  # share of the power limit that it can be set to
     inlet_limit_c: float  # of the air of a system, from which it may not run
-    node_dpus: int  # of a server
     node_drives: int  # of a server
     rack_dpus: int  # of a rack
     rack_drives: int  # of a rack
     rack_supplies: int  # of a rack
     rack_supply_w: float  # that each of them gives
-    rack_gpus: int  # from which a system is a rack
 
 
 CARDS = load_coefficients("cards", CardCoefficients)

@@ -67,7 +67,7 @@ class _SystemFile(msgspec.Struct, forbid_unknown_fields=True):
 # What is taken where a system's file says "unknown", as the reasons in the files say.
 _TAKEN: dict[str, float] = {
     "inlet_limit": CARDS.inlet_limit_c,
-    "dpu_count": CARDS.node_dpus,
+    "dpu_count": 1,
     "drive_count": CARDS.node_drives,
 }
 _TAKEN_OF_RACK = {
@@ -76,6 +76,9 @@ _TAKEN_OF_RACK = {
     "supply_count": CARDS.rack_supplies,
     "supply_rating": CARDS.rack_supply_w,
 }
+
+
+_RACK_GPUS = 32  # a system of more GPUs is a rack
 
 
 @dataclass(frozen=True)
@@ -173,7 +176,7 @@ def parse_system(
     file = decode_yaml(data, _SystemFile, where)
     reader = _SystemReader(file, where)
     gpu_count = reader.read_count("gpu_count", least=1)
-    if gpu_count >= CARDS.rack_gpus:
+    if gpu_count >= _RACK_GPUS:
         reader.taken = {**_TAKEN, **_TAKEN_OF_RACK}
     cooling = reader.read("cooling")
     if cooling not in COOLINGS:

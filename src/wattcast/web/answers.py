@@ -28,7 +28,6 @@ from wattcast.core import (
 from wattcast.core.errors import WattcastError
 from wattcast.core.strict_files import decode_json, encode_csv
 from wattcast.hardware import Gpu, OperatingPoint
-from wattcast.hardware.card_coefficients import CARDS
 from wattcast.hardware.gpu import CardUse, list_published_numbers
 from wattcast.predictor.answer_lines import rank_assumptions
 from wattcast.predictor.bundle import bundle_for, fit_status
@@ -224,7 +223,7 @@ def _gpu_to_output(gpu: Gpu) -> GpuOut:
         min_clock_hz=low_hz,
         max_clock_hz=high_hz,
         step_clock_hz=None if step is None else float(np.mean(step)),
-        min_limit_w=CARDS.lowest_limit * limit_w if least is None else float(np.mean(least)),
+        min_limit_w=0.3 * limit_w if least is None else float(np.mean(least)),
         max_limit_w=limit_w if most is None else float(np.mean(most)),
         limit_w=limit_w,
         dtypes=[str(dtype) for dtype in tensor],

@@ -11,20 +11,15 @@ from functools import cached_property
 from typing import ClassVar
 
 from wattcast.core import Dtype
+from wattcast.core.regular_files import read_shipped_table
 from wattcast.workload.operator_base import (
     Operator,
     OperatorWork,
     register_operator,
 )
-from wattcast.workload.workload_coefficients import WORKLOADS
 
-# How often logits in fp32 are written, and read again, by the way of sampling; otherwise the most.
-_SAMPLING_PASSES = {
-    "greedy": WORKLOADS.greedy_passes,
-    "random": WORKLOADS.random_passes,
-    "penalised": WORKLOADS.penalised_passes,
-    "sorted": WORKLOADS.sorted_passes,
-}
+_PASSES_TABLE = read_shipped_table("wattcast.workload", "sampling_passes.csv")
+_SAMPLING_PASSES = {row["mode"]: float(row["passes"]) for row in _PASSES_TABLE}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -232,7 +227,7 @@ class Sampling(RowKernel):
     @cached_property
     def work(self) -> OperatorWork:
         n = self.elements
-        passes = _SAMPLING_PASSES.get(self.mode, WORKLOADS.top_passes)
+        passes = _SAMPLING_PASSES.get(self.mode, _SAMPLING_PASSES["other"])
         return OperatorWork(
             flop=4.0 * n,
             read_byte=n * (2.0 + 2.0 * passes),

@@ -12,11 +12,6 @@ class WorkloadCoefficients(Coefficients):
     graph_splits: int  # of a sequence in such a step at most
     power_exponent: float  # by which visits of experts fall with their rank in public tables
     skewed_exponent: float  # the same where a workload says skewed
-    greedy_passes: float  # of fp32 logits, written and read again
-    random_passes: float  # the same of a random draw
-    penalised_passes: float  # the same with penalties
-    sorted_passes: float  # the same where all words are sorted
-    top_passes: float  # the same with top-k and top-p
     trained_rows: int  # of which the rows of an expert are a multiple
     shared_launches: int  # of a shared expert, eagerly
     engine_shared_launches: int  # the same in an engine
