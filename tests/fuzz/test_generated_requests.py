@@ -41,11 +41,12 @@ from wattcast.web.answers import REQUEST_KINDS, answer_request
 REQUESTS = int(os.environ.get("WATTCAST_REQUESTS", "60"))
 SEED = int(os.environ.get("WATTCAST_SEED", "29"))
 QUICK_KINDS = ("view", "room", "power", "kernel", "predict", "csv", "compare")
-SLOW_KINDS = ("simulate", "train", "plan", "figure", "report")  # up to seconds each
+SLOW_KINDS = ("simulate", "train", "plan", "hall", "figure", "report")  # up to seconds each
 FIRST_CHOICE = {"gpu": "h200", "model": "gpt2"}  # so that most requests get past their names
 # What one request may ask of one answer. A drawn number is often at its bound, and a plan or a
 # simulation at all bounds takes as long as the server lets it.
 SMALL = {"seconds": 2.0, "rate_per_s": 2.0, "prompt": 64, "output": 8, "replicas": 1, "gpus": 8}
+SMALL |= {"serving_racks": 1, "training_racks": 1, "idle_racks": 1}
 
 
 def strategy_of(kind: inspect.Type, name: str = "", wild: bool = True) -> st.SearchStrategy[Any]:

@@ -400,6 +400,7 @@ def test_traffic_that_costs_too_much_is_refused_by_its_cost(
         ({"idle_racks": -1}, "idle_racks"),
         ({"day": "night"}, "shape of a day"),
         ({"around_s": 90000}, "around_s"),
+        ({"rate_per_s": 10000}, "rate_per_s"),
     ],
 )
 def test_an_impossible_hall_is_refused_in_one_sentence(wrong: dict, said: str) -> None:

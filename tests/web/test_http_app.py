@@ -316,6 +316,7 @@ def test_the_schema_names_every_route(server: Server) -> None:
         "/api/room",
         "/api/power",
         "/api/kernel",
+        "/api/hall",
         "/api/csv",
         "/api/figure",
         "/api/report",

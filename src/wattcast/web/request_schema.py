@@ -221,7 +221,8 @@ class HallRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     serving_racks: Annotated[int, Meta(ge=0, le=40)] = 12
     training_racks: Annotated[int, Meta(ge=0, le=40)] = 6
     idle_racks: Annotated[int, Meta(ge=0, le=40)] = 2
-    rate_per_s: Rate = 4.0  # of one replica, mean over the day
+    # of one replica, mean over the day; some minutes of it are simulated
+    rate_per_s: Annotated[float, Meta(ge=1e-3, le=30)] = 4.0
     tp: Annotated[int, Meta(ge=1, le=64)] = 1
     prompt: Tokens = 512
     output: Tokens = 128
