@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from wattcast.core.units import Dtype
 from wattcast.hardware import load_gpu
 from wattcast.kernels import Kernels, RunCondition, build_kernels, reference_chip
 from wattcast.kernels.families.depthwise_convolutions import depthwise_work
-from wattcast.kernels.families.special_grids import batch_norm
+from wattcast.kernels.families.special_grids import batch_norm, special_kernel
+from wattcast.kernels.kernel_labels import VECTOR_KIND, TileConstants, tile_constants
 from wattcast.workload.adapter_operators import AdapterProduct
 from wattcast.workload.engine_operators import (
     FusedExperts,
     PagedAttention,
     WeightOnlyProduct,
 )
-from wattcast.workload.engine_row_operators import AlignTokens
+from wattcast.workload.engine_row_operators import AlignTokens, Route
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import (
     Conv2d,
@@ -133,3 +135,21 @@ def test_filters_of_seven_by_seven_leave_an_sm_fewer_blocks_than_five_by_five() 
         )
         slots.append(depthwise_work(op, "last.special").slots)
     assert slots[0] == slots[1] > slots[2]
+
+
+def test_gradients_of_tables_are_sorted_from_some_three_thousand_indices_on() -> None:
+    """A batch of 2,500 tokens has one kernel, one of 3,500 sorts them first."""
+    names = []
+    for indices in (2500, 3500):
+        n = indices * 1024
+        op = Elementwise("scatter_add", n, dtype=Dtype.BF16, read=4 * n + 8 * indices, write=2 * n)
+        names.append(special_kernel(op))
+    assert names == ["scatter", "scatter.sorted"]
+
+
+def test_blocks_of_four_warps_fill_an_sm_in_products_without_a_tile_and_in_routing() -> None:
+    """cuBLAS's gemv and vLLM's ``topkGating`` have blocks of 128 threads; an SM holds 2,048."""
+    vector = tile_constants(np.array([VECTOR_KIND]), np.array([64.0]), np.array([8.0]))
+    assert float(TileConstants(*vector).slots[0]) * 128 == 2048
+    route = Route(4096, 128, experts=128, top_k=8)
+    assert float(lowered(route).work.slots[0]) * 128 == 2048

@@ -12,10 +12,11 @@ import wattcast
 from wattcast.hardware import load_gpu
 from wattcast.kernels import build_kernels, reference_chip
 from wattcast.kernels.kernel_table import USUAL_CONDITION
+from wattcast.training.microbatch import _as_generated
 from wattcast.training.step_time import host_byte_per_s, overlapped_s
 from wattcast.training.train_job import TrainingResult, relative_interval
 from wattcast.training.training_report import recommend_limit
-from wattcast.workload.operator_types import Collective
+from wattcast.workload.operator_types import Collective, Elementwise, Softmax
 
 
 @pytest.fixture(scope="module")
@@ -87,3 +88,10 @@ def test_a_collective_occupies_the_sms_that_compute_beside_it_lacks() -> None:
     work = build_kernels((op,), (USUAL_CONDITION,), gpu, reference_chip(gpu), ()).work
     slowed = 2.0 * (float(overlapped_s(np.asarray(1.0), 0.5)) - 1.0)
     assert float(work.units[0]) / 132 == pytest.approx(slowed, abs=0.05)
+
+
+def test_a_compiler_lets_rows_of_200_share_a_block_and_not_rows_of_300() -> None:
+    """A block of 256 threads has one for each element of a short row, with more rows beside it."""
+    short, long = (_as_generated(Softmax(4096, dim), False) for dim in (200, 300))
+    assert isinstance(short, Elementwise)
+    assert isinstance(long, Softmax)

@@ -275,7 +275,8 @@ def _predict_latency(
     gpu: Gpu,
     bundle: Bundle,
 ) -> float:
-    """Predict the latency of a timeline, whose host takes a second an operator, under the governor at
+    """Predict the latency of a timeline, whose host takes a second an operator, under the governor
+    at
     a launch cost; nothing else depends on it.
     """
     timeline = timeline.scale_host(host_s)

@@ -522,7 +522,8 @@ def _no_point_error(study: Study) -> WattcastError:
     )
 
 
-# What a cluster of our own leaves out. Workers that are forked import Dask once, not each again; its
+# What a cluster of our own leaves out. Workers that are forked import Dask once, not each again;
+# its
 # profiler and monitors took a tenth of a core, more than a fifth of the work of a hall.
 _LEAN = {
     "distributed.worker.profile.enabled": False,

@@ -109,7 +109,8 @@ class PredictionBasis:
 
     @property
     def working_share(self) -> Array:
-        """The share of the energy that is not drawn by an idle GPU between kernels, ``(*sweep,)``."""
+        """The share of the energy that is not drawn by an idle GPU between kernels,
+        ``(*sweep,)``."""
         total_j = self.totals.energy_j
         idle_share = np.divide(
             self.detail.gap_j, total_j, out=np.zeros_like(total_j), where=total_j > 0.0

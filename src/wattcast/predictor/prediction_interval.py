@@ -79,7 +79,8 @@ def compute_interval(
 
     Power errs at the clock asked for. Where it then exceeds the limit, the governor holds it within
     ``GOVERNED`` of that. Where the host holds a run up, kernels that take longer hide behind it,
-    and an idle GPU draws a part of the energy, in which kernels do not err. The energy interval adds those of latency and power in quadrature of logs: their errors have
+    and an idle GPU draws a part of the energy, in which kernels do not err. The energy interval
+    adds those of latency and power in quadrature of logs: their errors have
     opposite signs if any correlation. ``residuals`` and ``steps`` stand for those that ship.
 
     Steps of the very engine that was measured were measured as a whole: their own spread stands for

@@ -397,7 +397,8 @@ def _make_family(
     labels: list[str],
     rows: list[tuple[list[str], float]],
 ) -> Any:
-    """Return a family of Prometheus; numbers that are absent are left out, as absent is not zero."""
+    """Return a family of Prometheus; numbers that are absent are left out, as absent is not
+    zero."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     kinds = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}

@@ -214,7 +214,8 @@ class TrainingRequest(Workload, kw_only=True):
 
 
 class HallRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Racks that serve, train and idle over a day; or a minute of it, ``around_s`` after midnight."""
+    """Racks that serve, train and idle over a day; or a minute of it, ``around_s`` after
+    midnight."""
 
     model: Annotated[str, _one_of(model_catalogue.list_models())]
     system: Annotated[str, _one_of(system_names())] = "dgx-h200"

@@ -40,7 +40,7 @@ from wattcast.workload.workload_coefficients import WORKLOADS
 _CHUNK = WORKLOADS.chunk
 ADAMW_ELEMENTS_PER_LAUNCH = WORKLOADS.most_chunks * _CHUNK
 # Elements: tensors of parameters are whole vectors long, and so is a launch of several chunks.
-ADAMW_ALIGNMENT = WORKLOADS.parameter_alignment
+ADAMW_ALIGNMENT = 1024
 
 
 @dataclass(frozen=True)

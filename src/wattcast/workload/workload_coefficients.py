@@ -20,7 +20,6 @@ class WorkloadCoefficients(Coefficients):
     workspace_byte: float  # of cuBLAS, for a handle and stream
     chunk: int  # parameters of a block's part of a list of tensors
     most_chunks: int  # of one kernel
-    parameter_alignment: int  # elements of which tensors of parameters are whole multiples
     opt_layer_host: float  # what a layer of OPT costs the host besides its operators, over GPT-2's
     vit_layer_host: float  # the same of ViT
     muon_iterations: int  # of Newton and Schulz in an update by Muon
