@@ -263,6 +263,7 @@ READS = (
         "--pods",
         "--power-file",
         "--predict",
+        "--profile",
         "--published",
         "--progress",
         "--ran-with",

@@ -14,13 +14,14 @@ from judge_kernel_phases import (
     LEVELS,
     MEASURED,
     judge_table,
-    predict_bytes,
     predict_view,
     read_counts,
     summarize,
 )
 from measure_kernel_phases import LIST, draw_operators, read_operators
+from wattcast.hardware import load_gpu
 from wattcast.lab.campaigns.nsight_counters import RANGE
+from wattcast.lab.validate.profiled_kernel import count_predicted_bytes
 
 
 def make_table(factor: float, tile: str) -> list[str]:
@@ -33,7 +34,7 @@ def make_table(factor: float, tile: str) -> list[str]:
     table.writerow(["", "", "", *[""] * len(metrics)])
     for place, spec in enumerate(read_operators()):
         view = predict_view(spec)
-        predicted = predict_bytes(view)
+        predicted = count_predicted_bytes(view, load_gpu("h200"))
         row = [view.seconds * 1e9, 132]
         for level in LEVELS:
             scale = BANK_BYTE if level == "shared" else 1.0

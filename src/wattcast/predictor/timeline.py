@@ -688,7 +688,7 @@ def _find_ratio(
     settled = _settle_ratio(law, kernels, pick(ratio))
     if takes_all:
         return settled
-    ratio[rows] = settled
+    np.put(ratio, rows, settled)
     return ratio
 
 
@@ -749,7 +749,7 @@ def _settle_ratio(
             y = y.take(rows)
         excess = kernels.find_excess(law, y)
         y = y - excess * slope
-        settled[places] = y
+        np.put(settled, places, y)
         rows = np.flatnonzero(np.abs(excess) > _SETTLED)
     return settled
 

@@ -12,7 +12,7 @@ from collections.abc import (
     Iterable,
     Iterator,
 )
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +43,6 @@ from wattcast.timeseries.hall_parts import (
 )
 from wattcast.timeseries.job_timeline import plan_steps
 from wattcast.timeseries.load_library import (
-    WHOLE_LIBRARY,
     LibrarySize,
     build_library,
 )
@@ -65,7 +64,7 @@ class HallSpan:
     begin_s: float = 0.0
     span_s: float | None = None  # to the end of the hall's hours
     grid_s: float = 1.0
-    library: LibrarySize = WHOLE_LIBRARY
+    library: LibrarySize = field(default_factory=LibrarySize)
 
 
 def run_hall(

@@ -11,7 +11,7 @@ independent, as requests of many users are.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -43,14 +43,11 @@ HALL = load_coefficients("hall", HallCoefficients)
 
 @dataclass(frozen=True)
 class LibrarySize:
-    """How much of a load is simulated."""
+    """How much of a load is simulated; by default as much as the coefficients say now."""
 
-    rates: int = HALL.rates
-    requests: int = HALL.stretch_requests  # of a stretch
-    least_s: float = HALL.least_stretch_s
-
-
-WHOLE_LIBRARY = LibrarySize()
+    rates: int = field(default_factory=lambda: HALL.rates)
+    requests: int = field(default_factory=lambda: HALL.stretch_requests)  # of a stretch
+    least_s: float = field(default_factory=lambda: HALL.least_stretch_s)
 
 
 @dataclass(frozen=True)
@@ -99,9 +96,10 @@ def build_library(
     seed: int,
     gpu_limit_w: float | None = None,
     progress: ReportProgress | None = None,
-    size: LibrarySize = WHOLE_LIBRARY,
+    size: LibrarySize | None = None,
 ) -> LoadLibrary:
     """Simulate a load at the rates of a day."""
+    size = size or LibrarySize()
     rates = choose_rates(load.least_rate_per_s, load.most_rate_per_s, size.rates)
     stretches = []
     gpus = 1
@@ -132,7 +130,7 @@ def _keep_rising(stretches: list[LoadStretch]) -> list[LoadStretch]:
 def choose_rates(
     least_per_s: float,
     most_per_s: float,
-    count: int = HALL.rates,
+    count: int | None = None,
 ) -> list[float]:
     """Return the rates at which a load is simulated, rising; a quiet end is hardly any request.
 
@@ -142,7 +140,7 @@ def choose_rates(
     least_per_s = max(least_per_s, most_per_s / 100.0)
     if most_per_s - least_per_s < 0.01 * most_per_s:
         return [most_per_s]
-    rates: list[float] = np.linspace(least_per_s, most_per_s, count).tolist()
+    rates: list[float] = np.linspace(least_per_s, most_per_s, count or HALL.rates).tolist()
     return rates
 
 

@@ -27,16 +27,19 @@ def errors() -> dict[tuple[str, str], float]:
         ("decode", "latency", 5.4),
         ("decode", "power", 4.5),
         ("decode", "energy", 7.0),
-        ("prefill", "latency", 5.6),
+        ("prefill", "latency", 5.65),
         ("prefill", "power", 2.0),
-        ("prefill", "energy", 3.7),
+        ("prefill", "energy", 3.75),
     ],
 )
 def test_a_held_out_model_in_int4_stays_as_near_as_it_was(
     errors: dict[tuple[str, str], float], kind: str, quantity: str, most: float
 ) -> None:
     """Qwen3-32B in AWQ was 24 % off in decode and 98 % in prompts while vLLM ran Machete and
-    Marlin was predicted."""
+    Marlin was predicted.
+
+    Errors of prompts were 5.6 and 3.7 % before waits for memory counted in cycles of the effective
+    clock, as in the fit; they are 5.64 and 3.73 % since."""
     where = f"h200 engine {kind}, {NARROW.sides[True]}"
     assert errors[where, quantity] < most
 
