@@ -60,6 +60,18 @@ def sweep_values(value: Sweepable) -> Array:
     return array[..., 0] if array.ndim else array
 
 
+def take_sweep(values: Array, points: npt.NDArray[np.intp], size: int) -> Array:
+    """Return values ``(*sweep, ...)`` at some points of a sweep of ``size`` points; those that do
+    not vary over it stay.
+
+    >>> take_sweep(np.arange(3.0), np.array([2, 0]), 3).tolist(), take_sweep(np.ones(1), [2], 3)
+    ([2.0, 0.0], array([1.]))
+    """
+    if not values.ndim or values.shape[0] != size:
+        return values
+    return values.T.take(points, axis=-1).T  # the sweep stays end to end in memory
+
+
 def append_axes(values: npt.NDArray[Any], axes: int) -> npt.NDArray[Any]:
     """Return values ``(*sweep,)`` with axes of length one behind them, ``axes`` in all, to meet
     kernels or parts.

@@ -54,6 +54,7 @@ from wattcast.explore.search_space import (
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.governor import (
+    AskedRun,
     GovernedRun,
     run_at_asked_clock,
     run_governed,
@@ -224,9 +225,9 @@ def evaluate_points(study: Study, columns: Columns) -> Columns:
     """Return latency, power, energy and clock of each point, with the governor.
 
     Points that keep to the power limit at the clock asked for are done after one step. Where most
-    points of a chunk exceed it, all of them go through the governor at once; the few of other
-    chunks are collected. The governor does the same with each point alone, so results are those
-    of single predictions.
+    points of a chunk exceed it, all of them go through the governor at once; where many do, these
+    do; the few of other chunks are collected. The governor does the same with each point alone, so
+    results are those of single predictions.
     """
     result = _evaluate_in_chunks(_evaluate_asked_clock, study, columns)
     rows = np.flatnonzero(result.pop(_UNSETTLED))
@@ -239,6 +240,7 @@ def evaluate_points(study: Study, columns: Columns) -> Columns:
 
 _UNSETTLED = "unsettled"  # a column of points that still have to go through the governor
 _MOSTLY_OVER = 0.5  # share of points above the limit from which a whole chunk is governed at once
+_FEW_OVER = 0.02  # ... up to which they are collected, as calls take longer than laying them out
 
 
 def _evaluate_in_chunks(
@@ -282,7 +284,8 @@ def _evaluate_asked_clock(study: Study, columns: Columns) -> Columns:
     clocked_run = run_at_asked_clock(timeline, chip, at, bundle)
     governed = clocked_run.hold_stretches()
     unsettled = clocked_run.is_over
-    if governed is None and float(np.mean(unsettled)) > _MOSTLY_OVER:
+    share = float(np.mean(unsettled))
+    if governed is None and share > _MOSTLY_OVER:
         governed = clocked_run.hold_whole()
 
     if governed is not None:
@@ -292,6 +295,9 @@ def _evaluate_asked_clock(study: Study, columns: Columns) -> Columns:
         asked_hz = sweep_values(clocked_run.bounds.asked_hz)
         result = _total_columns(clocked_run.totals, asked_hz, study.graph.gpu_count)
         result |= {"capped": np.array(False), "limit_met": np.array(True)}
+        if share > _FEW_OVER:
+            _govern_points(study, columns, clocked_run, result)
+            unsettled = np.array(False)
     result[_UNSETTLED] = unsettled
     if study.holds_area:
         result["sm_count"] = complete_columns(study, columns)["sm_count"]
@@ -299,6 +305,25 @@ def _evaluate_asked_clock(study: Study, columns: Columns) -> Columns:
         capacity_byte = sweep_values(chip.memory.capacity_byte)
         result["fits"] = np.asarray(study.graph.memory_byte <= capacity_byte)
     return result
+
+
+def _govern_points(
+    study: Study,
+    columns: Columns,
+    asked: AskedRun,
+    result: Columns,
+) -> None:
+    """Put the columns of points that exceed their limit, at the clocks that the governor settles
+    at, in place of those at the clock asked for.
+    """
+    rows = np.flatnonzero(asked.is_over)
+    size = asked.is_over.size
+    over = {name: values[rows] for name, values in columns.items()}
+    governed = asked.select_points(rows, *configure_points(study, over)).hold_whole()
+    for name, values in _governed_columns(study, governed).items():
+        column = np.array(np.broadcast_to(result[name], size))
+        column[rows] = values
+        result[name] = column
 
 
 _COLUMN_OF_SETTING = {

@@ -17,7 +17,7 @@ s)·f_held with s = ``REACTION_S`` / duration."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from wattcast.core.arrays import (
     Mask,
     append_axes,
     sweep_values,
+    take_sweep,
 )
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.predictor.bundle.bundle_file import Bundle
@@ -158,6 +159,29 @@ class AskedRun:
     def totals(self) -> WorkloadTotals:
         """The figures of the workload at the clock asked for."""
         return self.runner.sum_up(self.run)
+
+    def select_points(
+        self,
+        points: npt.NDArray[np.intp],
+        gpu: Gpu,
+        at: OperatingPoint,
+        bundle: Bundle,
+    ) -> AskedRun:
+        """Return the run of some points of a sweep, whose chip, settings and bundle are these."""
+        size = self.is_over.size
+        timeline = self.timeline.select_points(points, size)
+        columns = {
+            item.name: take_sweep(getattr(self.run, item.name), points, size)
+            for item in fields(ClockedTimeline)
+        }
+        return AskedRun(
+            timeline,
+            at,
+            bundle,
+            TimelineRunner(timeline, at, bundle),
+            _find_bounds(gpu, at, bundle),
+            ClockedTimeline(**columns),
+        )
 
     def hold_stretches(self) -> GovernedRun | None:
         """Hold each stretch of a long run under the limit; None where no stretch exceeds it.

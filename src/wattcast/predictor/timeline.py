@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core import bad_value
-from wattcast.core.arrays import Array, Sweepable
+from wattcast.core.arrays import Array, Sweepable, take_sweep
 from wattcast.kernels import Kernels
 from wattcast.kernels.kernel_table import IssueSegment, RowIndex
 from wattcast.predictor.engine_host import EngineHost
@@ -175,6 +175,24 @@ class Timeline:
             host_s=self.host_s.take(rows, axis=-1),
             near=None if self.near is None else self.near.take(rows, axis=-1),
             varied={event: counts.take(rows, axis=-1) for event, counts in self.varied.items()},
+        )
+
+    def select_points(self, points: npt.NDArray[np.intp], size: int) -> Timeline:
+        """Return the timeline of some points of a sweep of ``size`` points.
+
+        The host of an engine must not follow the sweep.
+        """
+
+        def take_points(values: Array) -> Array:
+            return take_sweep(values, points, size) if values.ndim > 1 else values
+
+        return replace(
+            self,
+            phases=tuple(phase.change(take_points, take_points) for phase in self.phases),
+            tensor_cycles=take_points(self.tensor_cycles),
+            active=take_points(self.active),
+            host_s=take_points(self.host_s),
+            varied={event: take_points(counts) for event, counts in self.varied.items()},
         )
 
     def delay_kernels(self, extra_s: Array) -> Timeline:
