@@ -1,4 +1,8 @@
-"""Count what the optimiser of a training step computes on a GPU."""
+"""List the operators with which the optimiser ends a training step on one GPU.
+
+AdamW and its like are one fused pass over all weights. Muon and Adafactor run several operators for
+each matrix (``_MatrixUpdate``), and a fused pass for what is left.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ from wattcast.workload.operator_types import (
 from wattcast.workload.program import optimiser_block
 from wattcast.workload.workload_coefficients import WORKLOADS
 
-NEWTON_SCHULZ = WORKLOADS.muon_iterations
+_ITERATIONS = WORKLOADS.muon_iterations  # of Newton-Schulz, for each matrix and step
 
 
 def optimiser_graph(
@@ -32,18 +36,17 @@ def optimiser_graph(
     recipe: TrainingRecipe,
     strategy: TrainingStrategy,
 ) -> Graph:
-    """Return the optimiser's work on the weights that one GPU updates.
+    """Return the operators with which one GPU updates its share of the weights in one step.
 
-    A fused optimiser passes once over weights, gradients and state: AdamW with fp32 masters reads
-    gradient, master and two moments, and writes those but the gradient, and the weight. Weights of
-    fp8 products are written in fp8 as well, in both orders. Muon updates the matrices of layers
-    operator by operator, AdamW all else; Adafactor all matrices so. GPUs that share the state take
-    a share of the matrices.
+    Pipeline stages are taken as equally large. A sharded optimiser (ZeRO, FSDP) divides weights
+    among the GPUs that hold copies of them, and hands out whole matrices: at least one to each GPU.
     """
-    is_whole = strategy.sharding is Sharding.NONE
-    copies = 1 if is_whole else strategy.dp * strategy.cp
-    expert_copies = 1 if is_whole else strategy.expert_dp
-    shared_weights = 0  # of one fused pass
+    is_sharded = strategy.sharding is not Sharding.NONE
+    sharing_gpus = strategy.dp * strategy.cp if is_sharded else 1
+    expert_sharing_gpus = strategy.expert_dp if is_sharded else 1
+
+    # Weights that the fused pass updates, on all pipeline stages
+    shared_weights = 0
     expert_weights = 0
     updates: list[Operator] = []
     for section in work.sections:
@@ -51,45 +54,61 @@ def optimiser_graph(
         expert_weights += section.expert_trained * section.repeat
         if not _updates_matrices(section, recipe):
             continue
-        for many, rows, columns in section.matrices:
-            elements = many * rows * columns * section.repeat
-            if many > 1:
+        for number, rows, columns in section.matrices:
+            elements = number * rows * columns * section.repeat
+            if number > 1:
                 expert_weights -= elements
-                owners = expert_copies
+                owners = expert_sharing_gpus
             else:
                 shared_weights -= elements
-                owners = copies
-            times = max(round(many * section.repeat / strategy.pp / owners), 1)
+                owners = sharing_gpus
+            times = max(round(number * section.repeat / strategy.pp / owners), 1)
             ops = _MatrixUpdate(recipe, rows, columns).list_operators()
             updates += [replace(op, count=op.count * times) for op in ops]
 
-    weights = shared_weights / copies + expert_weights / expert_copies
-    block = _fused_pass(max(int(weights / strategy.pp), 1), recipe)
-    return Graph("optimiser", (block, Block(tuple(updates), 1)) if updates else (block,))
+    weights = shared_weights / sharing_gpus + expert_weights / expert_sharing_gpus
+    fused_pass = _fused_pass(max(int(weights / strategy.pp), 1), recipe)
+    blocks = (fused_pass, Block(tuple(updates), 1)) if updates else (fused_pass,)
+    return Graph("optimiser", blocks)
 
 
 def _updates_matrices(section: SectionWork, recipe: TrainingRecipe) -> bool:
-    """Whether the matrices of a section are updated operator by operator."""
+    """Whether the matrices of a section are updated one by one instead of in the fused pass.
+
+    Muon updates those of layers so and leaves embedding and head to AdamW; Adafactor updates all.
+    """
     is_muon = recipe.optimizer is Optimizer.MUON and section.is_layer
     return is_muon or recipe.optimizer is Optimizer.ADAFACTOR
 
 
 def _fused_pass(weights: int, recipe: TrainingRecipe) -> Block:
-    """Return one pass over weights, gradients and state."""
-    byte = recipe.dtype.byte
-    # Muon leaves what is no matrix of a layer to AdamW
+    """Return the fused pass that reads and writes each of ``weights`` with its state once.
+
+    AdamW with fp32 masters reads gradient, master and two moments. It writes master, moments and
+    the weight in the format of the model. Where products run in fp8 or nvfp4, it also writes the
+    weight in that format, once by rows and once by columns.
+    """
+    # Muon leaves all but the matrices of layers to AdamW
     is_muon = recipe.optimizer is Optimizer.MUON
     pass_recipe = replace(recipe, optimizer=Optimizer.ADAMW) if is_muon else recipe
+
+    # Bytes for each weight; the state includes the master
+    weight_byte = recipe.dtype.byte
     state_byte = pass_recipe.state_byte
-    read = recipe.gradient_byte + state_byte + (0 if recipe.has_masters else byte)
-    written = state_byte + byte + recipe.narrow_byte
+    read_byte = recipe.gradient_byte + state_byte
+    if not recipe.has_masters:
+        read_byte += weight_byte
+    written_byte = state_byte + weight_byte + recipe.narrow_byte
     dtype = Dtype.FP32 if recipe.has_masters else recipe.dtype
-    return optimiser_block(weights, dtype, read, written)
+    return optimiser_block(weights, dtype, read_byte, written_byte)
 
 
 @dataclass(frozen=True)
 class _MatrixUpdate:
-    """The operators that update a matrix, each a pass over its elements or a product."""
+    """The operators that update one matrix of ``rows`` by ``columns`` weights.
+
+    Each is a pass over the elements or a matrix product.
+    """
 
     recipe: TrainingRecipe
     rows: int
@@ -100,7 +119,7 @@ class _MatrixUpdate:
         recipe = self.recipe
         ops: list[Operator] = []
         if recipe.has_masters or recipe.narrow:
-            ops.append(self._walk("cast", 4, recipe.dtype.byte + recipe.narrow_byte))
+            ops.append(self._make_pass("cast", 4, recipe.dtype.byte + recipe.narrow_byte))
         if recipe.optimizer is Optimizer.ADAFACTOR:
             return [*ops, *self._list_adafactor()]
         return [*ops, *self._list_muon()]
@@ -108,94 +127,91 @@ class _MatrixUpdate:
     def _list_adafactor(self) -> list[Operator]:
         """Return the operators of Adafactor (``transformers.Adafactor``, without a first moment).
 
-        It works in fp32: it squares the gradient, averages squares by rows and columns, divides the
-        gradient by the root of their product, a matrix made of a row and a column, then by its
-        norm, a number that the GPU holds, scales, and adds; twelve steps more work on rows, columns
-        and norms only.
+        It works in fp32. It squares the gradient and averages the squares by rows (a vector for the
+        rows) and by columns. The product of both vectors, one element for each weight, says how far
+        to step: the gradient is divided by its root, then by its own norm, scaled, and added to the
+        weight. Another 12 operators work on vectors and norms alone; each counts as a pass over a
+        vector as long as the longer side.
         """
-        byte = self.recipe.dtype.byte
+        weight_byte = self.recipe.dtype.byte
         has_masters = self.recipe.has_masters
         has_narrow_gradient = self.recipe.gradient_byte < 4
+        casts_to_fp32 = has_narrow_gradient + (not has_masters)  # of gradient and weight
         ops: list[Operator] = []
-        if has_narrow_gradient or not has_masters:
-            ops.append(self._walk("cast", byte, 4, has_narrow_gradient + (not has_masters)))
+        if casts_to_fp32:
+            ops.append(self._make_pass("cast", weight_byte, 4, casts_to_fp32))
         ops += [
-            self._walk("scale", 4, 4, 4),
-            self._walk("add", 8, 4, 2),
-            self._walk("abs", 4, 0, 3),
-            self._walk(
-                "scale",
-                4,
-                4,
-                12,
-                size=self._long_side,
-            ),
-            self._walk(
+            self._make_pass("scale", 4, 4, 4),
+            self._make_pass("add", 8, 4, 2),
+            # Norms and the mean by rows: passes that read only
+            self._make_pass("abs", 4, 0, 3),
+            self._make_pass("scale", 4, 4, 12, elements=self._long_side),
+            # The mean by columns
+            self._make_pass(
                 "mean",
                 4,
                 0,
-                written=4 * self.columns,
+                result_byte=4 * self.columns,
                 layout=Layout.TRANSPOSED,
             ),
-            self._walk("mul", 0, 4, layout=Layout.BROADCAST),
-            self._walk("div", 4, 4, layout=Layout.BROADCAST),
+            # The product of both vectors, whose reads are negligible; then the division by a norm
+            self._make_pass("mul", 0, 4, layout=Layout.BROADCAST),
+            self._make_pass("div", 4, 4, layout=Layout.BROADCAST),
         ]
         if not has_masters:
-            ops.append(self._walk("cast", 4, byte))
+            ops.append(self._make_pass("cast", 4, weight_byte))
         return ops
 
     def _list_muon(self) -> list[Operator]:
         """Return the operators of Muon (``torch.optim.Muon``).
 
-        It updates the moment, makes it orthogonal by five Newton-Schulz iterations
-        X <- aX + (bA + cA²)X with A = XXᵀ, 4m²n + 2m³ operations each in bf16 for sides m <= n
-        [Jordan2024], and adds it to the weight. Products that add to a matrix copy it first. A tall
-        matrix is transposed in place: its first copy and the last sum cross it against the order in
-        memory.
+        It updates the moment, makes it orthogonal by Newton-Schulz iterations, and adds it to the
+        weight. An iteration is X <- aX + (bA + cA²)X with A = XXᵀ and constants a, b and c. For
+        sides m <= n it takes 4m²n + 2m³ operations in bf16 [Jordan2024]. A product that adds to a
+        matrix copies it first: to X of m x n, and to A of m x m. A tall matrix is transposed
+        without a copy, so the first copy of X and the last sum read it across its order in memory.
         """
         m = self._short_side
         n = self._long_side
-        gradient = self.recipe.gradient_byte
-        weight = 4 if self.recipe.has_masters else self.recipe.dtype.byte
-        moment = STATE_BYTE[Optimizer.MUON] * weight / 4
-        crossed: dict[str, Any] = {}
+        gradient_byte = self.recipe.gradient_byte
+        weight_byte = 4 if self.recipe.has_masters else self.recipe.dtype.byte
+        # The moment has the format of the weight; the table states it for fp32
+        moment_byte = STATE_BYTE[Optimizer.MUON] * weight_byte / 4
+        transposed: dict[str, Any] = {}
         if self.rows > self.columns:
-            crossed = {
+            transposed = {
                 "layout": Layout.TRANSPOSED,
                 "rows": n,
                 "run": 1,
             }
+
+        # Moment and Nesterov's step, then the norm by which X is divided
         ops: list[Operator] = [
-            self._walk("add", gradient + moment, moment),
-            self._walk("add", gradient + moment, gradient),
-            self._walk("abs", 2, 0),
+            self._make_pass("add", gradient_byte + moment_byte, moment_byte),
+            self._make_pass("add", gradient_byte + moment_byte, gradient_byte),
+            self._make_pass("abs", 2, 0),
         ]
-        if gradient > 2:
-            ops.append(self._walk("cast", gradient, 2))
+        if gradient_byte > 2:
+            ops.append(self._make_pass("cast", gradient_byte, 2))
         ops += [
-            self._walk("div", 2, 2, layout=Layout.BROADCAST),
-            self._walk("scale", weight, weight),
-            self._walk("add", weight + 2, weight, **crossed),
-            self._walk("copy", 2, 2, NEWTON_SCHULZ - 1),
-            self._walk("copy", 2, 2, **crossed),
-            self._walk(
-                "copy",
-                2,
-                2,
-                NEWTON_SCHULZ,
-                size=m * m,
-            ),
+            self._make_pass("div", 2, 2, layout=Layout.BROADCAST),
+            # Weight decay, and the sum of weight and update
+            self._make_pass("scale", weight_byte, weight_byte),
+            self._make_pass("add", weight_byte + 2, weight_byte, **transposed),
+            # Copies of X, of which the first is transposed, and of A
+            self._make_pass("copy", 2, 2, _ITERATIONS - 1),
+            self._make_pass("copy", 2, 2, **transposed),
+            self._make_pass("copy", 2, 2, _ITERATIONS, elements=m * m),
         ]
+        # XXᵀ, AA and (bA + cA²)X
         for sizes in ((m, m, n), (m, m, m), (m, n, m)):
-            label = "newton-schulz"
-            ops.append(
-                Linear(
-                    *sizes,
-                    dtype=Dtype.BF16,
-                    count=NEWTON_SCHULZ,
-                    label=label,
-                )
+            product = Linear(
+                *sizes,
+                dtype=Dtype.BF16,
+                count=_ITERATIONS,
+                label="newton-schulz",
             )
+            ops.append(product)
         return ops
 
     @property
@@ -206,26 +222,34 @@ class _MatrixUpdate:
     def _long_side(self) -> int:
         return max(self.rows, self.columns)
 
-    def _walk(
+    def _make_pass(
         self,
         function: str,
-        read: float,
-        write: float,
+        read_byte: float,
+        written_byte: float,
         times: int = 1,
-        size: int = 0,
-        written: int = 0,
+        elements: int | None = None,
+        result_byte: int | None = None,
         **layout: Any,
     ) -> Operator:
-        """Return a pass over the elements that reads and writes so many bytes of each."""
-        elements = size or self.rows * self.columns
+        """Return ``times`` passes of a pointwise ``function`` over the matrix.
+
+        ``read_byte`` and ``written_byte`` count for each element. A pass may go over fewer
+        ``elements`` than the matrix has, or write ``result_byte`` in all. ``layout`` stands for the
+        fields of ``Elementwise`` that describe the walk through memory.
+        """
+        if elements is None:
+            elements = self.rows * self.columns
+        if result_byte is None:
+            result_byte = int(elements * written_byte)
         operands = 2 if function == "add" else 1
-        is_wide = max(read / operands, write) > 2
+        is_fp32 = max(read_byte / operands, written_byte) > 2
         return Elementwise(
             function,
             elements,
-            dtype=Dtype.FP32 if is_wide else self.recipe.dtype,
-            read=int(elements * read),
-            write=written or int(elements * write),
+            dtype=Dtype.FP32 if is_fp32 else self.recipe.dtype,
+            read=int(elements * read_byte),
+            write=result_byte,
             count=times,
             label="optimiser",
             **layout,
