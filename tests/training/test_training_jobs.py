@@ -16,6 +16,7 @@ from wattcast.core.errors import BadInput
 from wattcast.hardware import OperatingPoint, load_gpu
 from wattcast.options.training_options import (
     ExpertKernels,
+    Fp8Scales,
     Optimizer,
     Recompute,
     Sharding,
@@ -465,6 +466,34 @@ def test_adafactor_passes_over_every_matrix_in_fp32() -> None:
         moved, rel=1e-6
     )
     assert sum(a * b * times for a, b, times in sides) == pytest.approx(work.trained, rel=1e-3)
+
+
+@pytest.mark.parametrize(("scales", "cast_byte"), [("delayed", 2 + 2), ("row", 0)])
+def test_weights_without_masters_are_cast_from_their_own_format(
+    scales: str, cast_byte: float
+) -> None:
+    """An update in fp8 without masters reads its bf16 weights and writes two fp8 copies.
+
+    It was counted as if it read fp32 masters and wrote the weight too, and even with scales that
+    need no copies.
+    """
+    recipe = TrainingRecipe(
+        precision="fp8",
+        fp8_scales=Fp8Scales(scales),
+        optimizer=Optimizer.MUON,
+        master_weights=False,
+        gradient_byte=2,
+    )
+    work = trace_microbatch(MODEL, recipe, 1, 512)
+    graph = optimiser_graph(work, recipe, TrainingStrategy(sharding=Sharding.NONE))
+    casts = [op for block in graph.blocks[1:] for op in block.ops if op.name == "cast"]
+    moved_byte = sum((op.read_byte + op.write_byte) * op.count for op in casts)
+    weights = sum(
+        number * rows * columns * section.repeat
+        for section in work.layers
+        for number, rows, columns in section.matrices
+    )
+    assert moved_byte == pytest.approx(cast_byte * weights)
 
 
 def test_restarts_lose_a_share_of_all_time_and_cost_decides_by_price() -> None:

@@ -118,8 +118,10 @@ class _MatrixUpdate:
         """Return the operators in the order in which they run."""
         recipe = self.recipe
         ops: list[Operator] = []
-        if recipe.has_masters or recipe.narrow:
+        if recipe.has_masters:
             ops.append(self._make_pass("cast", 4, recipe.dtype.byte + recipe.narrow_byte))
+        elif recipe.narrow_byte:
+            ops.append(self._make_pass("cast", recipe.dtype.byte, recipe.narrow_byte))
         if recipe.optimizer is Optimizer.ADAFACTOR:
             return [*ops, *self._list_adafactor()]
         return [*ops, *self._list_muon()]
