@@ -468,6 +468,22 @@ def test_adafactor_passes_over_every_matrix_in_fp32() -> None:
     assert sum(a * b * times for a, b, times in sides) == pytest.approx(work.trained, rel=1e-3)
 
 
+@pytest.mark.parametrize(("gradient_byte", "cast_byte"), [(4, 0), (2, 2 + 4)])
+def test_adafactor_casts_no_weights_that_are_fp32(gradient_byte: int, cast_byte: float) -> None:
+    """``transformers.Adafactor`` casts a gradient and a weight of 16 bits and no others.
+
+    Training in fp32 was counted with a copy of each weight before its update, and another after it.
+    """
+    recipe = TrainingRecipe(
+        precision="fp32", optimizer=Optimizer.ADAFACTOR, gradient_byte=gradient_byte
+    )
+    work = trace_microbatch(MODEL, recipe, 1, 512)
+    graph = optimiser_graph(work, recipe, TrainingStrategy(sharding=Sharding.NONE))
+    casts = [op for block in graph.blocks[1:] for op in block.ops if op.name == "cast"]
+    moved_byte = sum((op.read_byte + op.write_byte) * op.count for op in casts)
+    assert moved_byte == pytest.approx(cast_byte * work.trained, rel=1e-3)
+
+
 @pytest.mark.parametrize(("scales", "cast_byte"), [("delayed", 2 + 2), ("row", 0)])
 def test_weights_without_masters_are_cast_from_their_own_format(
     scales: str, cast_byte: float

@@ -6,6 +6,7 @@ each matrix (``_MatrixUpdate``), and a fused pass for what is left.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -136,12 +137,16 @@ class _MatrixUpdate:
         vector as long as the longer side.
         """
         weight_byte = self.recipe.dtype.byte
-        has_masters = self.recipe.has_masters
-        has_narrow_gradient = self.recipe.gradient_byte < 4
-        casts_to_fp32 = has_narrow_gradient + (not has_masters)  # of gradient and weight
-        ops: list[Operator] = []
-        if casts_to_fp32:
-            ops.append(self._make_pass("cast", weight_byte, 4, casts_to_fp32))
+        gradient_byte = self.recipe.gradient_byte
+        has_narrow_weights = weight_byte < 4 and not self.recipe.has_masters
+
+        # Casts to fp32, by the bytes that they read
+        casts: Counter[float] = Counter()
+        if gradient_byte < 4:
+            casts[gradient_byte] += 1
+        if has_narrow_weights:
+            casts[weight_byte] += 1
+        ops = [self._make_pass("cast", byte, 4, times) for byte, times in casts.items()]
         ops += [
             self._make_pass("scale", 4, 4, 4),
             self._make_pass("add", 8, 4, 2),
@@ -160,7 +165,7 @@ class _MatrixUpdate:
             self._make_pass("mul", 0, 4, layout=Layout.BROADCAST),
             self._make_pass("div", 4, 4, layout=Layout.BROADCAST),
         ]
-        if not has_masters:
+        if has_narrow_weights:
             ops.append(self._make_pass("cast", 4, weight_byte))
         return ops
 
