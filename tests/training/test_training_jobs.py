@@ -33,6 +33,7 @@ from wattcast.training.training_coefficients import TRAINING
 from wattcast.training.training_report import power_over_step, recommend_limit, summarise_training
 from wattcast.training.training_strategy import TrainingStrategy
 from wattcast.workload.model_catalogue import load_model
+from wattcast.workload.operator_types import Elementwise
 
 MODEL = load_model("qwen3-0.6b")
 
@@ -459,13 +460,42 @@ def test_adafactor_passes_over_every_matrix_in_fp32() -> None:
     recipe = TrainingRecipe(optimizer=Optimizer.ADAFACTOR, master_weights=False, gradient_byte=2)
     work = trace_microbatch(MODEL, recipe, 1, 512)
     graph = optimiser_graph(work, recipe, TrainingStrategy(sharding=Sharding.NONE))
-    sides = [(a, b, n * s.repeat) for s in work.sections for n, a, b in s.matrices]
+    sides = [(a, b, n * s.repeat) for s in work.sections for n, a, b, _ in s.matrices]
     moved = sum((102 * a * b + 12 * 8 * max(a, b) + 4 * b) * times for a, b, times in sides)
     ops = [op for block in graph.blocks[1:] for op in block.ops]
     assert sum((op.read_byte + op.write_byte) * op.count for op in ops) == pytest.approx(
         moved, rel=1e-6
     )
     assert sum(a * b * times for a, b, times in sides) == pytest.approx(work.trained, rel=1e-3)
+
+
+def test_a_single_expert_of_a_gpu_is_not_shared_like_the_other_weights() -> None:
+    """Eight GPUs that hold one expert each share all weights but their expert.
+
+    Its matrices were taken out of the shared weights, because there was only one of each size, and
+    AdamW's pass kept seven eighths of them.
+    """
+    recipe = TrainingRecipe(optimizer=Optimizer.ADAFACTOR)
+    work = trace_microbatch(load_model("mixtral-8x7b"), recipe, 1, 512, ep=8)
+    strategy = TrainingStrategy(dp=8, ep=8, sharding=Sharding.ZERO1)
+    fused_pass, updates = optimiser_graph(work, recipe, strategy).blocks
+    vectors = work.trained - sum(
+        stack.number * stack.rows * stack.columns * section.repeat
+        for section in work.sections
+        for stack in section.matrices
+    )
+    passed = sum(op.n * op.count for op in fused_pass.ops if isinstance(op, Elementwise))
+    assert passed == pytest.approx(vectors / 8, rel=0.01)
+    # No other GPU updates the expert of a layer: its matrix down is one of this size
+    dims = load_model("mixtral-8x7b").dims
+    sums = [
+        op
+        for op in updates.ops
+        if isinstance(op, Elementwise)
+        and op.name == "mul"
+        and op.n == dims.hidden * dims.intermediate
+    ]
+    assert sum(op.count for op in sums) == dims.layers
 
 
 @pytest.mark.parametrize(("gradient_byte", "cast_byte"), [(4, 0), (2, 2 + 4)])
@@ -507,7 +537,7 @@ def test_weights_without_masters_are_cast_from_their_own_format(
     weights = sum(
         number * rows * columns * section.repeat
         for section in work.layers
-        for number, rows, columns in section.matrices
+        for number, rows, columns, _ in section.matrices
     )
     assert moved_byte == pytest.approx(cast_byte * weights)
 

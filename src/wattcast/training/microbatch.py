@@ -15,7 +15,7 @@ from dataclasses import (
     replace,
 )
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from wattcast.core import Dtype, bad_value
 from wattcast.options.training_options import (
@@ -52,6 +52,15 @@ from wattcast.workload.program import (
 from wattcast.workload.symbolic_tensor import TapeEntry, Tensor
 
 
+class MatrixStack(NamedTuple):
+    """Weights that are ``number`` matrices of equal size."""
+
+    number: int
+    rows: int
+    columns: int
+    is_expert: bool  # one matrix for each expert, of which a GPU may hold a single one
+
+
 @dataclass(frozen=True)
 class SectionWork:
     """One repetition of a section: operators, exchanges between tensor-parallel GPUs, weights,
@@ -77,7 +86,7 @@ class SectionWork:
     token_byte: int = 0  # tokens that go to experts, each once
     chosen: int = 0  # experts that a token visits
     key_byte: int = 0  # keys and values
-    matrices: tuple[tuple[int, int, int], ...] = ()  # trained ones: how many of which size
+    matrices: tuple[MatrixStack, ...] = ()  # trained ones
 
     @property
     def is_layer(self) -> bool:
@@ -551,7 +560,7 @@ def _section_work(
         backward_exchanges=backward_exchanges,
         trained=sum(weight.numel for weight in trained),
         frozen=sum(weight.numel for weight in frozen),
-        expert_trained=sum(weight.numel for weight in trained if len(weight.shape) == 3),
+        expert_trained=sum(weight.numel for weight in trained if _is_expert(weight)),
         input_byte=memory.input_byte,
         saved_byte=memory.saved_byte,
         product_byte=memory.product_byte,
@@ -561,13 +570,18 @@ def _section_work(
     )
 
 
-def _list_matrices(weights: Sequence[Tensor]) -> tuple[tuple[int, int, int], ...]:
-    """Return how many matrices of which size the weights are."""
+def _is_expert(weight: Tensor) -> bool:
+    """Whether a weight holds matrices of experts, which have the expert as first dimension."""
+    return len(weight.shape) == 3
+
+
+def _list_matrices(weights: Sequence[Tensor]) -> tuple[MatrixStack, ...]:
+    """Return the matrices among the weights."""
     matrices = []
     for weight in weights:
         if len(weight.shape) > 1:
-            many, rows, columns = (1, *weight.shape)[-3:]
-            matrices.append((many, rows, columns))
+            number, rows, columns = (1, *weight.shape)[-3:]
+            matrices.append(MatrixStack(number, rows, columns, _is_expert(weight)))
     return tuple(matrices)
 
 

@@ -55,9 +55,9 @@ def optimiser_graph(
         expert_weights += section.expert_trained * section.repeat
         if not _updates_matrices(section, recipe):
             continue
-        for number, rows, columns in section.matrices:
+        for number, rows, columns, is_expert in section.matrices:
             elements = number * rows * columns * section.repeat
-            if number > 1:
+            if is_expert:
                 expert_weights -= elements
                 owners = expert_sharing_gpus
             else:
