@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,25 @@ def test_mistakes_are_one_paragraph(tmp_path: Path, capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit):
         run_lab(["pack", "--out", str(tmp_path)])
     assert "folders" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("run_bare", "verb", "argument"), [(main, "log", "file"), (run_lab, "kit", "out")]
+)
+def test_a_missing_argument_is_named(
+    run_bare: Callable[[list[str]], int],
+    verb: str,
+    argument: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """``python -m wattcast.measure log`` without a file once ended in a traceback.
+
+    The parser took every positional argument as optional, and the verb got a class for a path.
+    """
+    with pytest.raises(SystemExit) as stop:
+        run_bare([verb])
+    assert stop.value.code == ExitCode.BAD_INPUT
+    assert f"the following arguments are required: {argument}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("package", "verb"), [("measure", "sensor"), ("lab", "microbench")])

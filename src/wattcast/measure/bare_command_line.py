@@ -84,16 +84,12 @@ def _add_option(parser: argparse.ArgumentParser, declared: DeclaredOption) -> No
         )
         return
     if option.positional:
-        default = declared.default
-        parser.add_argument(
-            declared.field,
-            nargs="?",
-            type=kind,
-            default=default,
-            help=text,
-        )
+        settings: dict[str, Any] = {"type": kind, "help": text}
+        if not declared.is_required:
+            settings |= {"nargs": "?", "default": declared.default}
+        parser.add_argument(declared.field, **settings)
         return
-    settings: dict[str, Any] = {"dest": declared.field, "help": text}
+    settings = {"dest": declared.field, "help": text}
     if kind is bool:
         settings["action"] = "store_true"
     else:
