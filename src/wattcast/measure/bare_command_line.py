@@ -1,5 +1,7 @@
-"""Build a command line from verbs with the standard library's parser, for a bare GPU node without
-typer.
+"""Run verbs from a command line with the standard library's parser alone.
+
+A bare GPU node, which has neither typer nor msgspec, measures this way. A verb is a function whose
+signature declares its options (``measure_verbs``, ``lab``).
 """
 
 from __future__ import annotations
@@ -23,13 +25,18 @@ from wattcast.measure.measure_verbs import Verb, VerbResult
 def run_command_line(
     program: str,
     about: str,
-    verbs_of_all: Sequence[Verb],
+    verbs: Sequence[Verb],
     arguments: list[str] | None = None,
 ) -> int:
-    """Parse, call one verb, print; errors are one paragraph on stderr."""
-    values = vars(_make_parser(program, about, verbs_of_all).parse_args(arguments))
+    """Run the verb that the arguments name, print its result, and return the exit code.
+
+    Without ``arguments``, those of the process are read. An error is one paragraph on stderr; one
+    of the arguments themselves ends the process with exit code 2, as argparse does.
+    """
+    values = vars(_make_parser(program, about, verbs).parse_args(arguments))
     verb = values.pop("verb")
     as_json = values["json"]
+    # All verbs print JSON; some must know it, because a command that they run prints as well
     if "json" not in inspect.signature(verb).parameters:
         del values["json"]
     try:
@@ -37,7 +44,7 @@ def run_command_line(
     except WattcastError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return int(error.exit_code)
-    except OSError as error:  # a disk that fails where nothing is saved, such as under a log
+    except OSError as error:  # of a file that a verb reads, such as a log on a disk that fails
         print(f"{error.filename or 'a file'}: {error.strerror or error}.", file=sys.stderr)
         return int(ExitCode.FAILED)
     except MemoryError:
@@ -70,15 +77,21 @@ def _make_parser(
 
 
 def _add_option(parser: argparse.ArgumentParser, declared: DeclaredOption) -> None:
-    """Add what one declaration means to the standard library's parser."""
+    """Add an option to the parser.
+
+    Several values are positional: words take all that follows, such as a command with options of
+    its own, and other types at least one value. Yes and no is a flag without a value, off by
+    default. Of several types that a value may have, the first is parsed.
+    """
     option = declared.option
+    # argparse fills %-fields into help texts
     text = argparse.SUPPRESS if option.hidden else option.help.replace("%", "%%")
     kind = declared.element_members[0]
     if declared.is_sequence:
-        how_many = argparse.REMAINDER if kind is str else "+"
+        nargs = argparse.REMAINDER if kind is str else "+"
         parser.add_argument(
             declared.field,
-            nargs=how_many,
+            nargs=nargs,
             type=kind,
             help=text,
         )
@@ -101,6 +114,10 @@ def _add_option(parser: argparse.ArgumentParser, declared: DeclaredOption) -> No
 
 
 def _print_result(result: VerbResult, as_json: bool) -> None:
+    """Print the text of a result, or its plain values as JSON, and its note on stderr.
+
+    A text of None means that there is only JSON; an empty one, that nothing is printed.
+    """
     if result.note:
         print(result.note, file=sys.stderr)
     if result.plain is not None and (as_json or result.text is None):
