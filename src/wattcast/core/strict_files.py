@@ -271,14 +271,15 @@ def _build_plain(text: str, where: str) -> object:
     if not all(
         math.isfinite(number) for number in values_of_words.values() if isinstance(number, float)
     ):
-        _check_floats(documents, where)
+        _check_floats(documents[0], where)
     return documents[0] if documents else None
 
 
 def _check_floats(plain: object, where: str) -> None:
     for path, number in _walk_floats(plain, ""):
         if not math.isfinite(number):
-            raise bad_value(f"{where}: {path}", "a finite number", number)
+            place = f"{where}: {path}" if path else where
+            raise bad_value(place, "a finite number", number)
 
 
 def _walk_floats(plain: object, path: str) -> Iterator[tuple[str, float]]:
