@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wattcast.core.errors import BadInput
-from wattcast.core.strict_files import decode_json, decode_yaml, read_bytes
+from wattcast.core.strict_files import decode_json, decode_yaml, parse_csv, read_bytes
 from wattcast.core.whole_files import write_whole
 
 
@@ -82,6 +82,15 @@ def test_no_bytes_escape_as_another_error(data: bytes) -> None:
     for read in (decode_json, decode_yaml):
         with contextlib.suppress(BadInput):
             assert isinstance(read(data, Outer, "f"), Outer)
+
+
+@pytest.mark.parametrize(
+    ("data", "line"), [(b"a,b\n1,2\n\n\n3\n", 5), (b'a,b\n"1\n1",2\n3\n', 4)]
+)
+def test_a_row_of_another_width_is_named_by_its_line(data: bytes, line: int) -> None:
+    """Rows were counted in place of lines, so an empty line or one inside quotes misled."""
+    with pytest.raises(BadInput, match=f"f.csv: line {line}: expected 2 cells"):
+        parse_csv(data, "f.csv")
 
 
 def test_size_is_bounded(tmp_path: Path) -> None:

@@ -167,14 +167,18 @@ def parse_csv(data: bytes, where: str) -> list[dict[str, str]]:
     """
     text = io.StringIO(data.decode("utf-8-sig", "replace"), newline=None)
     reader = csv.DictReader(text, skipinitialspace=True)
+    rows: list[dict[str, str]] = []
+    line_numbers: list[int] = []
     try:
-        rows = list(reader)
         names = reader.fieldnames or ()
+        for row in reader:  # which passes over empty lines
+            rows.append(row)
+            line_numbers.append(reader.line_num)
     except csv.Error as error:  # a field without an end
         raise bad_value(where, "a table with a header and commas", str(error)) from None
     if len(set(names)) != len(names):
         raise bad_value(f"{where}: line 1", "columns of different names", ",".join(names))
-    for number, row in enumerate(rows, start=2):
+    for number, row in zip(line_numbers, rows, strict=True):
         if None in row or None in row.values():
             raise bad_value(f"{where}: line {number}", f"{len(names)} cells", "more or fewer")
     if not rows:
