@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wattcast.core.errors import BadInput
-from wattcast.core.strict_files import decode_json, decode_yaml, parse_csv, read_bytes
+from wattcast.core.strict_files import decode_json, decode_yaml, parse_csv, read_bytes, read_number
 from wattcast.core.whole_files import write_whole
 
 
@@ -91,6 +91,15 @@ def test_a_row_of_another_width_is_named_by_its_line(data: bytes, line: int) -> 
     """Rows were counted in place of lines, so an empty line or one inside quotes misled."""
     with pytest.raises(BadInput, match=f"f.csv: line {line}: expected 2 cells"):
         parse_csv(data, "f.csv")
+
+
+@pytest.mark.parametrize(
+    ("least", "bound"), [(0.0, "number, zero or more"), (2.0, "at least 2"), (-1.0, "at least -1")]
+)
+def test_a_number_below_its_least_value_is_told_which(least: float, bound: str) -> None:
+    """Every bound of zero or more was said to be zero, and one below zero not said."""
+    with pytest.raises(BadInput, match=bound):
+        read_number("-3", "f.csv", least)
 
 
 def test_size_is_bounded(tmp_path: Path) -> None:

@@ -204,9 +204,12 @@ def read_number(
     except ValueError:
         raise bad_value(where, "a number", clip_text(text)) from None
     if not math.isfinite(number) or number < least:
-        raise bad_value(
-            where, "a finite number" + ("" if least < 0 else ", zero or more"), clip_text(text)
-        )
+        wanted = "a finite number"
+        if least == 0.0:
+            wanted += ", zero or more"
+        elif least > -math.inf:
+            wanted += f" of at least {least:g}"
+        raise bad_value(where, wanted, clip_text(text))
     return number
 
 
