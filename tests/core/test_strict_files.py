@@ -38,8 +38,14 @@ BOMB = b"a: &a [x,x]\nb: &b [*a,*a]\nc: &c [*b,*b]\n"
             r"unknown field `memroy`\. Closest: memory",
         ),
         (b"name: x\nname: y\nmemory: {capacity: 1}\n", r"stands twice"),
-        (b"name: x\nmemory: {capacity: 1}\nratio: .nan\n", r"^f\.yaml: ratio: expected a finite number"),
-        (b"name: x\nmemory: {capacity: 1}\nratio: .inf\n", r"^f\.yaml: ratio: expected a finite number"),
+        (
+            b"name: x\nmemory: {capacity: 1}\nratio: .nan\n",
+            r"^f\.yaml: ratio: expected a finite number",
+        ),
+        (
+            b"name: x\nmemory: {capacity: 1}\nratio: .inf\n",
+            r"^f\.yaml: ratio: expected a finite number",
+        ),
         (b".nan\n", r"^f\.yaml: expected a finite number"),
         (b"name: [", r"not valid YAML"),
         (b"\xff\xfe", r"not UTF-8"),
@@ -84,9 +90,7 @@ def test_no_bytes_escape_as_another_error(data: bytes) -> None:
             assert isinstance(read(data, Outer, "f"), Outer)
 
 
-@pytest.mark.parametrize(
-    ("data", "line"), [(b"a,b\n1,2\n\n\n3\n", 5), (b'a,b\n"1\n1",2\n3\n', 4)]
-)
+@pytest.mark.parametrize(("data", "line"), [(b"a,b\n1,2\n\n\n3\n", 5), (b'a,b\n"1\n1",2\n3\n', 4)])
 def test_a_row_of_another_width_is_named_by_its_line(data: bytes, line: int) -> None:
     """Rows were counted in place of lines, so an empty line or one inside quotes misled."""
     with pytest.raises(BadInput, match=f"f.csv: line {line}: expected 2 cells"):

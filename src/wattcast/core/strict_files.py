@@ -1,7 +1,11 @@
-"""Strict readers: bytes a stranger wrote -> typed values, or one sentence that names the bad key.
+"""Read files that a stranger wrote into typed values, or say in one sentence which key is bad.
 
-Size, depth and YAML aliases are bounded before anything is built; unknown keys, duplicate keys,
-NaN and infinity are refused. Writers stand in ``whole_files``.
+Size and depth are bounded before anything is built. Unknown and duplicate keys, YAML aliases, NaN
+and infinity are refused. In all readers ``where`` is the name that an error begins with, mostly
+the file's, and ``kind`` the type to read into. Writers are in ``whole_files``.
+
+Three small records that many files carry are defined here too: how a GPU's coefficients came about
+(``FitStatus``), where numbers are from (``Provenance``, ``PublishedClaim``).
 """
 
 from __future__ import annotations
@@ -32,13 +36,14 @@ from wattcast.core.errors import (
 )
 from wattcast.core.regular_files import cannot_read, open_regular
 from wattcast.core.regular_files import (
-    read_shipped_table as read_shipped_table,  # for bare nodes, it stands there
+    # defined there without msgspec, which bare GPU nodes lack; most modules import it from here
+    read_shipped_table as read_shipped_table,
 )
 
 T = TypeVar("T")
 
-MAX_BYTE = 64 * 2**20
-MAX_DEPTH = 64  # of YAML; JSON is bounded by the decoder itself
+MAX_BYTE = 64 * 2**20  # of a file, where a reader does not set its own limit
+MAX_DEPTH = 64  # nested levels of YAML; the JSON decoder has a limit of its own
 
 
 def read_bytes(path: Path, max_byte: int = MAX_BYTE) -> bytes:
@@ -48,7 +53,7 @@ def read_bytes(path: Path, max_byte: int = MAX_BYTE) -> bytes:
             size = os.fstat(stream.fileno()).st_size
             if size > max_byte:
                 raise bad_value(path.name, f"at most {max_byte} bytes", f"{size} bytes")
-            data = stream.read(max_byte + 1)  # a growing file has no honest size
+            data = stream.read(max_byte + 1)  # the file may have grown since
     except OSError as error:
         raise cannot_read(path, error) from error
     if len(data) > max_byte:
@@ -61,7 +66,7 @@ def gunzip_bytes(
     where: str,
     max_byte: int,
 ) -> bytes:
-    """Return gzip data unpacked, at most ``max_byte``; other data are returned as they are."""
+    """Return gzip data unpacked, at most ``max_byte``, and other data unchanged."""
     if data[:2] != b"\x1f\x8b":
         return data
     import gzip
@@ -100,7 +105,7 @@ def decode_json(
 
 
 def decode_text(data: bytes, where: str) -> str:
-    """Decode UTF-8 text, with or without a mark of its byte order."""
+    """Decode UTF-8 text, with or without a byte order mark."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -136,7 +141,7 @@ def read_shipped_yaml(
     package: str,
     *place: str,
 ) -> T:
-    """Read a YAML file that ships in a package into ``kind``."""
+    """Read a YAML file that ships in a package; ``place`` is its path in parts."""
     return decode_yaml(files(package).joinpath(*place).read_bytes(), kind, place[-1])
 
 
@@ -145,7 +150,7 @@ def convert_plain(
     kind: type[T],
     where: str,
 ) -> T:
-    """Return plain mappings and lists as ``kind``, checked as the readers check files."""
+    """Return plain mappings and lists as ``kind``; NaN and infinity are refused, as in files."""
     _check_floats(plain, where)
     return _convert(plain, kind, where)
 
@@ -162,8 +167,11 @@ def _convert(
 
 
 def parse_csv(data: bytes, where: str) -> list[dict[str, str]]:
-    """Return the lines of a table below its header, of which there is one at least, all of the same
-    width.
+    """Return the rows of a table by the names in its header.
+
+    A table without rows and one with a row of another width are refused. Bytes that are not UTF-8
+    are replaced, since other programs' tables may have another encoding; ``decode_text`` refuses
+    them.
     """
     text = io.StringIO(data.decode("utf-8-sig", "replace"), newline=None)
     reader = csv.DictReader(text, skipinitialspace=True)
@@ -174,7 +182,7 @@ def parse_csv(data: bytes, where: str) -> list[dict[str, str]]:
         for row in reader:  # which passes over empty lines
             rows.append(row)
             line_numbers.append(reader.line_num)
-    except csv.Error as error:  # a field without an end
+    except csv.Error as error:  # a field longer than 128 KiB, mostly for want of a closing quote
         raise bad_value(where, "a table with a header and commas", str(error)) from None
     if len(set(names)) != len(names):
         raise bad_value(f"{where}: line 1", "columns of different names", ",".join(names))
@@ -214,29 +222,34 @@ def read_number(
 
 
 def _build_plain(text: str, where: str) -> object:
-    """Build the plain values of a YAML document in one pass over its events, as PyYAML's safe
-    loader would.
+    """Return the plain values that PyYAML's safe loader would build from a YAML document.
+
+    They are built in one pass over the parser's events, so that an alias or too deep nesting is
+    refused before it takes memory.
     """
     import yaml
 
-    kind: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    events = yaml.parse(text, Loader=kind)
-    words = kind("")
-    # what unquoted words say: keys and numbers come again and again
+    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    events = yaml.parse(text, Loader=loader)
+    resolver = loader("")  # says which words are numbers, dates, booleans
+    # Unquoted keys and numbers come again and again: each is resolved once
     values_of_words: dict[str, object] = {}
 
     def read_word(word: str) -> object:
         if word not in values_of_words:
-            tag = words.resolve(yaml.ScalarNode, word, (True, False))
-            plain_number = (
+            # (True, False): neither quoted nor tagged
+            tag = resolver.resolve(yaml.ScalarNode, word, (True, False))
+            # Python reads these alike and faster; not 1_000.5, 1:30.5 (base 60) or .inf
+            is_python_float = (
                 tag.endswith(":float")
                 and word[-1].isdigit()
                 and "_" not in word
                 and ":" not in word
             )
-            values_of_words[word] = (
-                float(word) if plain_number else words.construct_object(yaml.ScalarNode(tag, word))
-            )
+            if is_python_float:
+                values_of_words[word] = float(word)
+            else:
+                values_of_words[word] = resolver.construct_object(yaml.ScalarNode(tag, word))
         return values_of_words[word]
 
     def build(event: Any, depth: int) -> object:
@@ -270,6 +283,7 @@ def _build_plain(text: str, where: str) -> object:
             mapping[key] = build(next(events), depth + 1)
         return mapping
 
+    # ``build`` takes the events of a document from the same iterator as this loop
     documents = [
         build(next(events), 0) for event in events if isinstance(event, yaml.DocumentStartEvent)
     ]
@@ -283,6 +297,7 @@ def _build_plain(text: str, where: str) -> object:
 
 
 def _check_floats(plain: object, where: str) -> None:
+    """Refuse NaN and infinity, with the path of keys to the first."""
     for path, number in _walk_floats(plain, ""):
         if not math.isfinite(number):
             place = f"{where}: {path}" if path else where
@@ -305,11 +320,13 @@ def _explain_error(
     message: str,
     kind: type,
 ) -> BadInput:
-    """Say msgspec's ``Expected `int`, got `str` - at `$.a.b` `` in our words, with the nearest
-    known key.
+    """Turn msgspec's ``Expected `int`, got `str` - at `$.a.b` `` into our error.
+
+    The path comes first (``where: a.b: expected...``), and an unknown key gets the nearest ones of
+    ``kind``.
     """
-    sentence, _, at = message.partition(" - at `")
-    path = at.rstrip("`").removeprefix("$").lstrip(".")
+    sentence, _, place = message.partition(" - at `")
+    path = place.rstrip("`").removeprefix("$").lstrip(".")
     sentence = sentence[:1].lower() + sentence[1:]
     unknown = re.search(r"unknown field `(.*)`", sentence)
     hint = ""
@@ -330,6 +347,7 @@ def _field_names(kind: type, seen: frozenset[type] = frozenset()) -> set[str]:
 
 
 def _walk_structs(kind: Any) -> Iterator[Any]:
+    """Yield a Struct, or those inside a type such as ``list[Struct] | None``."""
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         yield kind
     for inner in getattr(kind, "__args__", ()):
@@ -339,9 +357,11 @@ def _walk_structs(kind: Any) -> Iterator[Any]:
 class FitStatus(StrEnum):
     """What is known of a GPU: how its coefficients came about."""
 
-    MEASURED = "measured"  # fitted to measurements of this kind of GPU
-    CALIBRATED = "calibrated"  # carried over from another GPU, and moved by a few rows of this one
-    # carried over from another GPU, or set from its specification: nothing was measured
+    # Fitted to measurements of this kind of GPU
+    MEASURED = "measured"
+    # Carried over from another GPU, then moved by a few measured rows of this one
+    CALIBRATED = "calibrated"
+    # Carried over from another GPU, or set from its specification: nothing was measured
     FORECAST = "forecast"
 
 
@@ -356,22 +376,26 @@ class Provenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
 @dataclass(frozen=True)
 class PublishedClaim:
-    """A published number: who says so, and who says otherwise."""
+    """Who published a number, and who disputes it."""
 
     source: str
     note: str = ""
-    disputed: tuple[tuple[str, str], ...] = ()  # (value as written, source)
+    disputed: tuple[tuple[str, str], ...] = ()  # (the other value as its source writes it, source)
 
 
+# Environment variable with the folder of data that Wattcast is validated on and does not ship
 REFERENCE_VARIABLE = "WATTCAST_REFERENCE"
 
 
 def reference_folder(variables: Mapping[str, str], project: Path | None = None) -> Path | None:
-    """Return the folder named by ``WATTCAST_REFERENCE``, else ``../shared/reference`` of the
-    project, else None.
+    """Return the folder of reference data, or None where there is none.
+
+    It is the one that ``WATTCAST_REFERENCE`` names among the environment ``variables``, else
+    ``shared/reference`` next to the ``project``'s folder (default: the current one).
     """
-    named = variables.get(REFERENCE_VARIABLE)
-    if named:
-        return Path(named) if Path(named).is_dir() else None
-    beside = (project or Path.cwd()).resolve().parent / "shared" / "reference"
-    return beside if beside.is_dir() else None
+    name = variables.get(REFERENCE_VARIABLE)
+    if name:
+        folder = Path(name)
+    else:
+        folder = (project or Path.cwd()).resolve().parent / "shared" / "reference"
+    return folder if folder.is_dir() else None
