@@ -325,7 +325,7 @@ def _count_tokens(
     if options.phase is WorkloadPhase.DECODE:
         past = options.seq or 0
         length = 1
-    if not model.template.source:
+    if not model.template.encodes_prompt:
         return past, length, 0
     if options.phase in (WorkloadPhase.PREFILL, WorkloadPhase.GENERATE):
         # The decoder begins with a start token, then its answer

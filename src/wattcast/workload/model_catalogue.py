@@ -1,8 +1,8 @@
 """The models people know by name, and the architectures they are made of.
 
 A catalogue model is a YAML file with the dimensions its makers published. An architecture is a
-template in ``workload.models``, imported when it is first needed, so that a cold prediction pays
-for one only."""
+module in ``workload.models`` that many models share. It is imported when it is first needed, so
+that a command that predicts one model imports one architecture."""
 
 from __future__ import annotations
 
@@ -34,36 +34,37 @@ from wattcast.workload.dimension_limits import check_dimensions
 
 
 class ModelKind(StrEnum):
-    """The input of a model, which decides its phases and defaults."""
+    """What a model does with its input, which decides its phases and defaults."""
 
-    LANGUAGE = "language"  # generates token by token, with a cache
+    LANGUAGE = "language"  # generates text token by token, with a cache
     ENCODER = "encoder"  # reads a text once
     VISION = "vision"  # reads or denoises pictures
 
 
 @dataclass(frozen=True)
 class ModelArchitecture:
-    """A template: its module in ``workload.models``, the names of its dimensions and of its trace
-    function.
-    """
+    """A row of ``architectures.csv``: where the code of an architecture is, and what it can do."""
 
     kind: ModelKind
-    module: str
+    module: str  # in ``workload.models``, with the two names below
     dims_name: str
     trace_name: str
-    engine: bool = False  # whether the template itself knows how an inference engine runs it
-    item: str = ""  # what a batch is counted in where it is not text
-    source: bool = False  # whether an encoder reads the prompt and a decoder begins with one token
+    # Its trace knows the kernels of an inference engine; else they are fused as a compiler would
+    engine: bool = False
+    item: str = ""  # the word for one input of a batch, such as "picture"; empty: text
+    # An encoder reads the prompt, and the decoder begins with a single start token
+    encodes_prompt: bool = False
 
     @property
-    def dims(self) -> Any:
-        """The frozen dataclass of its dimensions."""
+    def dims_class(self) -> Any:
+        """The frozen dataclass that holds the dimensions of a model of this architecture."""
         return getattr(self._template, self.dims_name)
 
     @property
     def trace(self) -> Callable[..., Any]:
-        """The function ``trace(dims, settings, program)``, which adds the sections of one pass to a
-        program.
+        """The function ``trace(dims, settings, program)``.
+
+        It adds the sections of one pass under these ``PassSettings`` to a ``Program``.
         """
         trace: Callable[..., Any] = getattr(self._template, self.trace_name)
         return trace
@@ -81,6 +82,8 @@ ARCHITECTURES = {
 
 
 class _ModelFile(msgspec.Struct, forbid_unknown_fields=True):
+    """The keys of a model's YAML file, which mean what they do in ``ModelSpec``."""
+
     title: str
     architecture: str
     source: str
@@ -94,24 +97,24 @@ class ModelSpec:
     """A model as its makers describe it."""
 
     name: str
-    title: str
-    architecture: str
-    dims: Any  # the frozen dataclass of the architecture
-    source: str
-    note: str = ""
-    quantization: str | None = (
-        None  # recipe that its weights are published in; None: as wide as they are computed in
-    )
-    kv_dtype: Dtype | None = (
-        None  # cache that it is published with scales for; None: as wide as activations
-    )
+    title: str  # as people write it, such as "Llama 3 8B"
+    architecture: str  # a key of ``ARCHITECTURES``
+    dims: Any  # its dimensions, of the architecture's ``dims_class``
+    source: str  # paper or configuration that the dimensions are from
+    note: str = ""  # what its dimensions leave out or add; predictions list it as an assumption
+    # Recipe that its weights are published in, such as "mxfp4"; None: the format of computation
+    quantization: str | None = None
+    # Format of the cache that the checkpoint has scales for; None: that of activations
+    kv_dtype: Dtype | None = None
 
     @property
     def template(self) -> ModelArchitecture:
+        """Its architecture."""
         return ARCHITECTURES[self.architecture]
 
     @property
     def kind(self) -> ModelKind:
+        """What it does with its input."""
         return self.template.kind
 
 
@@ -123,7 +126,7 @@ def list_models() -> tuple[str, ...]:
 
 
 def models() -> list[ModelSpec]:
-    """Return all catalogue models, by name.
+    """Return all catalogue models, in the order of their names.
 
     >>> import wattcast
     >>> [model.title for model in wattcast.models() if model.name == "llama3-8b"]
@@ -134,24 +137,22 @@ def models() -> list[ModelSpec]:
 
 @cache
 def load_model(name: str) -> ModelSpec:
-    """Read the catalogue model called ``name`` (case, ``-``, ``_``, ``.`` and blanks do not
-    matter).
+    """Read the catalogue model with a name or an alias.
+
+    Case, ``-``, ``_``, ``.`` and blanks do not matter. Some aliases are checkpoints of a model that
+    were made for more or fewer positions: they get theirs.
     """
     aliases = load_aliases()
-    full_name = resolve_name(
-        "model", name, list_models(), {alias: row["name"] for alias, row in aliases.items()}
-    )
-    model = parse_model(
-        (_CATALOGUE / f"{full_name}.yaml").read_bytes(), f"{full_name}.yaml", full_name
-    )
-    positions = {fold_name(alias): row["max_positions"] for alias, row in aliases.items()}.get(
-        fold_name(name)
-    )
-    return (
-        replace(model, dims=replace(model.dims, max_positions=int(positions)))
-        if positions
-        else model
-    )
+    model_of_alias = {alias: row["name"] for alias, row in aliases.items()}
+    full_name = resolve_name("model", name, list_models(), model_of_alias)
+    file_name = f"{full_name}.yaml"
+    model = parse_model((_CATALOGUE / file_name).read_bytes(), file_name, full_name)
+
+    positions_of_alias = {fold_name(alias): row["max_positions"] for alias, row in aliases.items()}
+    max_positions = positions_of_alias.get(fold_name(name))
+    if not max_positions:
+        return model
+    return replace(model, dims=replace(model.dims, max_positions=int(max_positions)))
 
 
 def parse_model(
@@ -159,7 +160,7 @@ def parse_model(
     where: str,
     name: str,
 ) -> ModelSpec:
-    """Parse a model's YAML; an error names the bad key."""
+    """Parse the YAML of a model called ``name``; an error begins with ``where`` and the bad key."""
     file = decode_yaml(data, _ModelFile, where)
     check_names(f"architecture in {where}", file.architecture, ARCHITECTURES)
     spec = make_model(
@@ -181,17 +182,20 @@ def make_model(
     source: str,
     note: str = "",
 ) -> ModelSpec:
-    """Make a model from plain dimensions, each checked against those of the architecture."""
-    kind = ARCHITECTURES[architecture].dims
-    dimensions = [item.name for item in fields(kind)]
-    check_names(f"dimension of {name}", dims, dimensions)
-    built: Any = convert_plain(dims, kind, name)
-    check_dimensions(architecture, built, name)
+    """Make a model from plain dimensions, each checked against those of the architecture.
+
+    ``architecture`` is a key of ``ARCHITECTURES``, which the caller has checked.
+    """
+    dims_class = ARCHITECTURES[architecture].dims_class
+    dimension_names = [item.name for item in fields(dims_class)]
+    check_names(f"dimension of {name}", dims, dimension_names)
+    model_dims: Any = convert_plain(dims, dims_class, name)
+    check_dimensions(architecture, model_dims, name)
     return ModelSpec(
         name,
         title,
         architecture,
-        built,
+        model_dims,
         source,
         note,
     )
@@ -199,10 +203,11 @@ def make_model(
 
 @cache
 def load_aliases() -> dict[str, dict[str, str]]:
-    """Read other names people use, such as those of the Hugging Face hub.
+    """Return the rows of ``aliases.csv`` by alias: other names of models, such as the hub's.
 
-    Each means a model, under ``name``, and has ``max_positions`` where it was made for others than
-    that."""
+    A row has the model's ``name``. Its ``max_positions`` is empty where the checkpoint takes as
+    many positions as the model.
+    """
     return {
         row["alias"]: row
         for row in read_shipped_table("wattcast.workload", "catalogue", "aliases.csv")

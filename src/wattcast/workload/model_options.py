@@ -345,7 +345,7 @@ def describe_assumptions(model: ModelSpec, options: ModelOptions) -> list[str]:
         "no padding: all sequences are of one length": model.kind is not ModelKind.VISION,
         f"one new token a sequence behind a cache of {seq}": phase is WorkloadPhase.DECODE,
         f"an encoder reads {seq} tokens; the decoder begins with a start "
-        "token": model.template.source,
+        "token": model.template.encodes_prompt,
         "the cache grows by concatenation (Hugging Face DynamicCache)": decoding and not by_engine,
         f"the prefill yields the first token; decode steps in groups of {group}, each at "
         "its mean context": (phase is WorkloadPhase.GENERATE),

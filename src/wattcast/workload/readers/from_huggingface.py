@@ -155,7 +155,7 @@ def _read_dims(fields: ConfigFields, rule: ModelRule) -> dict[str, Any]:
         values = [fields.find(allowed)] if isinstance(allowed, str) else allowed
         fields.require(name, values)
 
-    kinds = get_type_hints(ARCHITECTURES[rule.architecture].dims)
+    kinds = get_type_hints(ARCHITECTURES[rule.architecture].dims_class)
     dims = dict(rule.fixed)
     if rule.more:
         dims |= FURTHER[rule.more](fields)
