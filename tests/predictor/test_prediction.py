@@ -154,7 +154,7 @@ def test_columns_predict_what_objects_do(gpu: str, monkeypatch: pytest.MonkeyPat
     one = wattcast.predict(long, gpu)
     for module in (from_json, lowering):
         monkeypatch.setattr(module, "MANY_OPS", 16)
-    monkeypatch.setattr(lowering, "_MOST_TOGETHER", 100)
+    monkeypatch.setattr(lowering, "_BLOCK_OPS", 100)
     found = wattcast.predict(long, gpu)
     assert isinstance(found.basis.timeline.kernels.ops, OperatorColumns)
     assert len(found.ops) > 1024  # so that nothing of the first prediction is kept
