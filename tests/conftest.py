@@ -79,7 +79,10 @@ kernel_rows.load_kernel_rows = share_shipped_rows(kernel_rows.load_kernel_rows)
 kernel_rows.load_idle_rows = share_shipped_rows(kernel_rows.load_idle_rows)
 # where tests wait for a stand-in card; a test that computes with PyTorch beside it does not wait
 REALTIME_FILES = {
-    "control": ("test_manage_device", "test_card_states", "test_card_chaos"),
+    "control": (
+        *("test_manage_device", "test_card_states", "test_card_chaos", "test_card_leases"),
+        *("test_first_run", "test_job_cards", "test_plane_sensitivity"),
+    ),
     "measure": (
         *("test_agree", "test_campaign", "test_chain", "test_engine_kernels"),
         *("test_model", "test_run", "test_sampler", "test_stack"),
