@@ -12,6 +12,7 @@ from wattcast.coefficients.coefficient_files import change_coefficient
 from wattcast.timeseries.hall_file import DAY_SHAPES, ServingLoad
 from wattcast.timeseries.load_library import (
     HALL,
+    LibrarySize,
     LoadLibrary,
     LoadStretch,
     add_replica,
@@ -99,6 +100,14 @@ def test_a_stretch_begins_behind_the_start(library: LoadLibrary) -> None:
     assert busiest.seconds == 120
     assert watts[:10].mean() == pytest.approx(watts.mean(), rel=0.1)
     assert HALL.warm_up_s == 60.0
+
+
+def test_coefficients_decide_how_much_is_simulated(library: LoadLibrary) -> None:
+    """Sizes kept the coefficients of the import: changed ones changed nothing."""
+    assert len(library.stretches) == HALL.rates
+    changed = LibrarySize()
+    assert (changed.rates, changed.requests) == (HALL.rates, HALL.stretch_requests)
+    assert changed.least_s == HALL.least_stretch_s
 
 
 def test_a_stretch_belongs_to_the_arrivals_that_it_had(library: LoadLibrary) -> None:
