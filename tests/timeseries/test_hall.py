@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import csv
+import inspect
 import json
-from collections.abc import Iterator
+import pickle
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,22 +64,43 @@ def read(text: str) -> HallPlan:
     return parse_hall(text.encode(), "hall.yaml", Path())
 
 
+Simulated = dict[bytes, Any]
+
+
+def simulate_once(simulate: Callable[..., Any], simulated: Simulated) -> Callable[..., Any]:
+    """Return a function that answers from ``simulated`` where it was asked the same before."""
+
+    def answer(*asked: Any, **options: Any) -> Any:
+        named = inspect.signature(simulate).bind(*asked, **options).arguments
+        named.pop("progress", None)
+        key = pickle.dumps((simulate.__name__, named))
+        if key not in simulated:
+            simulated[key] = simulate(*asked, **options)
+        return simulated[key]
+
+    return answer
+
+
 @pytest.fixture(scope="module", autouse=True)
-def small() -> Iterator[None]:
-    """Simulate little: three rates, two minutes each."""
+def small() -> Iterator[Simulated]:
+    """Simulate little: three rates, two minutes each, and each load once."""
+    simulated: Simulated = {}
     with ExitStack() as stack:
         for name, factor in (("rates", 0.375), ("stretch_requests", 0.02), ("least_stretch", 0.2)):
             stack.enter_context(change_coefficient(f"hall.{name}", factor))
-        yield
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        for function in (hall_run.build_library, hall_run.plan_steps):
+            patch.setattr(hall_run, function.__name__, simulate_once(function, simulated))
+        yield simulated
 
 
 @pytest.fixture(scope="module")
-def hall(small: None) -> CombinedHall:
+def hall(small: Simulated) -> CombinedHall:
     return run_hall(read(HALL))
 
 
 @pytest.fixture(scope="module")
-def capped(small: None) -> CombinedHall:
+def capped(small: Simulated) -> CombinedHall:
     return run_hall(read(CAPPED), HallSpan(span_s=600.0))
 
 
@@ -120,7 +144,12 @@ def test_levels_and_diversity(hall: CombinedHall) -> None:
     assert summary["groups"][0]["replicas"] == 3 * 2 * 4
 
 
-def test_results_do_not_depend_on_the_order_or_the_place_of_rows(hall: CombinedHall) -> None:
+def test_results_do_not_depend_on_the_order_or_the_place_of_rows(
+    hall: CombinedHall, small: Simulated
+) -> None:
+    """Loads are simulated anew for it."""
+    small.clear()
+
     def backwards(work: HallWork, indices) -> Iterator[PartSeries]:
         return map(work.compute_part, reversed(list(indices)))
 
@@ -210,7 +239,7 @@ def test_a_run_continues(hall: CombinedHall, tmp_path: Path) -> None:
     assert computed == [0, 1, 2, 3]
 
 
-def test_a_job_pauses_for_checkpoints_and_failures(small: None) -> None:
+def test_a_job_pauses_for_checkpoints_and_failures() -> None:
     plan = read(HALL)
     work = prepare_work(plan, HallSpan(), lambda _: None)
     group = work.groups[1]
@@ -232,7 +261,7 @@ def test_a_job_pauses_for_checkpoints_and_failures(small: None) -> None:
     assert (np.diff(joules) > 0).all()
 
 
-def test_jobs_of_a_group_have_days_of_their_own(small: None) -> None:
+def test_jobs_of_a_group_have_days_of_their_own() -> None:
     work = prepare_work(read(HALL), HallSpan(), lambda _: None)
     load = work.groups[1].group.load
     steps = work.groups[1].steps
