@@ -132,7 +132,9 @@ def _judge_published(table: Path) -> CommandOutput:
         f"{error.config}: components add up to {error.least_sum:.3f} to {error.most_sum:.3f} of "
         "the total."
         for error in errors
-        if error.least_sum is not None and not 0.999 < error.least_sum <= error.most_sum < 1.001
+        if error.least_sum is not None
+        and error.most_sum is not None
+        and not 0.999 < error.least_sum <= error.most_sum < 1.001
     ]
     rows = [vars(error) for error in errors]
     return CommandOutput({"variants": rows}, "\n".join(lines), notes=notes)

@@ -53,7 +53,11 @@ def _read_rules() -> dict[str, list[_TileRule]]:
     """Read the lines of each kernel, in their order."""
     rules: dict[str, list[_TileRule]] = {}
     for row in read_shipped_table("wattcast.kernels", "tile_rules.csv"):
-        bounds = [float(row[name] or inf) for name in ("most_m", "most_n", "most_k")]
-        tile = RuleTile(float(row["rows"]), float(row["outputs"]), float(row["depth"] or 0.0))
-        rules.setdefault(row["kernel"], []).append(_TileRule(*bounds, tile))
+        rule = _TileRule(
+            most_m=float(row["most_m"] or inf),
+            most_n=float(row["most_n"] or inf),
+            most_k=float(row["most_k"] or inf),
+            tile=RuleTile(float(row["rows"]), float(row["outputs"]), float(row["depth"] or 0.0)),
+        )
+        rules.setdefault(row["kernel"], []).append(rule)
     return rules

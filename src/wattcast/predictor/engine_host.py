@@ -227,8 +227,8 @@ class EngineHost:
     def _waiting_s(self, step: EngineStep) -> float:
         """Return how long the GPU waits for its next step where scheduling is synchronous."""
         sequences = max(step.decodes + step.prompts, 1)
-        waiting_s = self.times.waiting_s * sequences**self.times.waiting_exponent
-        return waiting_s + self.times.admit_s * step.admitted
+        waiting_s = self.times.waiting_s * float(sequences) ** self.times.waiting_exponent
+        return float(waiting_s) + self.times.admit_s * step.admitted
 
     def _layers_s(self, step: EngineStep) -> float:
         """Return what of a step is launched layer by layer, while the GPU computes."""

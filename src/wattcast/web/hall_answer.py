@@ -63,7 +63,7 @@ def _plan_hall(asked: HallRequest) -> HallPlan:
         "output": asked.output,
         "day": asked.day,
     }
-    loads = {
+    loads: dict[str, tuple[int, dict[str, Any]]] = {
         "serving": (asked.serving_racks, {"serve": serve}),
         "training": (asked.training_racks, {"train": {"model": asked.model}}),
         "idle": (asked.idle_racks, {"idle": "loaded"}),

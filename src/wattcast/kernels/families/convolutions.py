@@ -153,7 +153,7 @@ def convolution_work(
 def _count_read_byte(shapes: ConvolutionShapes) -> Array:
     """Return the bytes that are read, without the pixels that a stride passes over."""
     untouched_byte = shapes.image_byte * (1.0 - shapes.touched_share) * (shapes.dgrad == 0)
-    return shapes.read_byte - untouched_byte
+    return np.asarray(shapes.read_byte - untouched_byte)
 
 
 def _find_forms(

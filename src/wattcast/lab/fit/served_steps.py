@@ -104,6 +104,12 @@ def _ask_step(
     )
 
 
+def _memory_byte(step: Prediction) -> float:
+    """Return the bytes that weights and cache of a step take."""
+    assert step.memory_byte is not None, "engine steps say how much they hold"
+    return float(step.memory_byte)
+
+
 def _most_context(
     row: ServedRow,
     context: int,
@@ -112,10 +118,11 @@ def _most_context(
 ) -> int:
     """Return the mean context that the cache holds of the batch, which did run."""
     visible_byte = _CACHE_SHARE * float(sweep_values(load_gpu(GPU).memory.capacity_byte))
-    if float(step.memory_byte) <= visible_byte:
+    whole_byte = _memory_byte(step)
+    if whole_byte <= visible_byte:
         return context
-    fixed_byte = float(_ask_step(row, 1, options).memory_byte)
-    cache_byte = float(step.memory_byte) - fixed_byte
+    fixed_byte = _memory_byte(_ask_step(row, 1, options))
+    cache_byte = whole_byte - fixed_byte
     return max(round(context * (visible_byte - fixed_byte) / cache_byte), 1)
 
 

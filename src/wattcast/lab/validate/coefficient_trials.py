@@ -243,6 +243,17 @@ def update_records(trials: Iterable[Trial]) -> None:
     write_trials([records[place] for place in places if place in records])
 
 
+def list_unnoticed(coefficients: Iterable[str]) -> list[str]:
+    """Return those that no current record says a test notices."""
+    records = read_trials()
+    unnoticed = []
+    for coefficient in coefficients:
+        subject, _, name = coefficient.partition(".")
+        if not is_noticed(subject, name, records):
+            unnoticed.append(coefficient)
+    return unnoticed
+
+
 def summarise_records(names: Iterable[str]) -> int:
     """Say how many coefficients the recorded trials noticed, and name the others.
 
@@ -281,7 +292,7 @@ def main() -> int:
         return summarise_records(list_coefficients(arguments.coefficients))
     names = list_coefficients(arguments.coefficients)
     if arguments.unnoticed:
-        names = [name for name in names if not is_noticed(*name.split("."), read_trials())]
+        names = list_unnoticed(names)
     trials = try_in_session(names, arguments.both) if arguments.quick else []
     if arguments.quick and arguments.record:
         update_records(trials)

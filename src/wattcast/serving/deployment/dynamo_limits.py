@@ -52,7 +52,7 @@ def annotate_deployment(
     unused = dict(limits_w)
     for graph in graphs:
         for component in _list_components(graph, where):
-            for key in (component.get("name"), component.get("type")):
+            for key in (str(component.get("name")), str(component.get("type"))):
                 if key in limits_w:
                     _annotate(component, limits_w[key])
                     unused.pop(key, None)

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import ceil
+from math import ceil, sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -386,7 +386,7 @@ def _split_sequences(
 def _count_xqa_parts(keys: int) -> float:
     """Return the parts that XQA kernels want of a sequence, so that adding them up stays short."""
     blocks = max(keys // _XQA_KEYS, 1.0)
-    return min(blocks, max(round((8.0 * blocks) ** 0.5), 1.0))
+    return min(blocks, max(float(round(sqrt(8.0 * blocks))), 1.0))
 
 
 def _split_by_flash_2(
