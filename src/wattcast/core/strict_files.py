@@ -36,7 +36,7 @@ from wattcast.core.errors import (
 )
 from wattcast.core.regular_files import cannot_read, open_regular
 from wattcast.core.regular_files import (
-    # defined there without msgspec, which bare GPU nodes lack; most modules import it from here
+    # defined there without msgspec, which bare GPU nodes may lack; most modules import it from here
     read_shipped_table as read_shipped_table,
 )
 

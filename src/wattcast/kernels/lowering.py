@@ -91,7 +91,7 @@ _CONDITIONS = {
 # many distinct operators of each, since a million take seconds to hash
 _MOST_CACHED_WORKLOADS = 256
 _MOST_CACHED_OPS = 1024
-_BLOCK_OPS = 16384  # operators counted at a time, so that their columns stay in the CPU's cache
+_BLOCK_OPS = 16384  # operators counted at a time, so that their columns stay in a CPU cache
 
 
 def lower_graph(
@@ -224,7 +224,7 @@ def build_kernels(
     conditions = tuple(conditions)
     pipes = _choose_pipes(ops, gpu)
     flop, sfu_op, read_byte, write_byte = count_columns(ops, _operator_work)
-    # If the operator that moves the most bytes is within reason, so are all others
+    # Of the operator that moves the most bytes alone: the counts of others are not checked
     check_size(ops[int(np.argmax(read_byte + write_byte))])
     return Kernels(
         ops=ops,
@@ -262,7 +262,7 @@ def _find_work(
 ) -> KernelWork:
     """Return the work of operators, from the cache where the same workload was counted before.
 
-    Work depends on the reference chip alone, so that a sweep over clocks or memory reuses it.
+    Of the hardware, only the reference chip decides it: a sweep over clocks or memory reuses it.
     """
     if len(ops) > _MOST_CACHED_OPS:
         return compute_work(ops, conditions, events, reference)

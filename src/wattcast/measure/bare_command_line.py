@@ -1,6 +1,6 @@
 """Run verbs from a command line with the standard library's parser alone.
 
-A bare GPU node, which has neither typer nor msgspec, measures this way. A verb is a function whose
+A bare GPU node, which may lack typer and msgspec, measures this way. A verb is a function whose
 signature declares its options (``measure_verbs``, ``lab``).
 """
 
