@@ -382,10 +382,13 @@ def _design_tail(
     is_paged = map_distinct(
         lambda name: name.startswith("attention.engine.paged.decode"), work.kernel_family
     )
+    is_any_paged = bool(np.any(is_paged))
 
     def spread_thin(sm_count: Sweepable, occupancy: Sweepable) -> Array:
-        whole_waves = units / np.ceil(units / sm_count)
-        working_sms = np.where(is_paged, whole_waves, np.minimum(units, sm_count))
+        working_sms = np.minimum(units, sm_count)
+        if is_any_paged:
+            whole_waves = units / np.ceil(units / sm_count)
+            working_sms = np.where(is_paged, whole_waves, working_sms)
         share = lone_sm_share or KERNEL_TIMES.lone_sm_share
         reach = share * occupancy * working_sms / base_sms
         return np.asarray(np.maximum(1.0 / reach, 1.0))

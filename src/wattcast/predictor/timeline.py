@@ -525,9 +525,9 @@ class ClockLaw:
             ratio = self._sum_bends(load, most)
         for crest_load, clock in self._crests:
             if most > crest_load:
-                beyond = load > crest_load
-                held = clock / load[beyond] ** (1.0 / self.clock_power)
-                ratio[beyond] = np.maximum(ratio[beyond], held)
+                beyond = np.flatnonzero(load > crest_load)
+                kept = clock / load.take(beyond) ** (1.0 / self.clock_power)
+                np.put(ratio, beyond, np.maximum(ratio.take(beyond), kept))
         return ratio
 
     def _sum_bends(self, load: Array, most: float) -> Array:
@@ -640,6 +640,7 @@ _Waits = list[tuple[Array, Array]]
 # Numerics of ``_settle_ratio``: changing them changes no result that anybody would see.
 _SETTLED = 1e-9  # of the set clock: from there the next step ends a third of it off at most
 _MOST_SETTLING_STEPS = 40
+_MOSTLY_MOVING = 0.75  # share of kernels
 _LEAST_RISE = 0.75  # of the excess over the ratio: it lies between 0.5 and 1, and steps get shorter
 
 
@@ -754,21 +755,27 @@ def _settle_ratio(
     np.divide(start - first - excess, start - first, out=rise, where=first < start)
     slope = 1.0 / np.maximum(rise, _LEAST_RISE)
     settled = first - excess * slope
-    rows = np.flatnonzero(np.abs(excess) > _SETTLED)
-    places = np.arange(first.size)
+    is_moving = np.abs(excess) > _SETTLED
+    places: npt.NDArray[np.intp] | None = None  # of the kernels of ``y``; None: it has all
     y = settled
     for _ in range(_MOST_SETTLING_STEPS):
-        if not rows.size:
+        count = int(np.count_nonzero(is_moving))
+        if count == 0:
             break
-        if rows.size < y.size:
+        if count < _MOSTLY_MOVING * y.size:  # above, to select them takes longer than to do all
+            rows = np.flatnonzero(is_moving)
             kernels = kernels.select_rows(rows)
             slope = slope.take(rows)
-            places = places.take(rows)
+            places = rows if places is None else places.take(rows)
             y = y.take(rows)
+            is_moving = np.ones(rows.shape, dtype=bool)
         excess = kernels.find_excess(law, y)
-        y = y - excess * slope
-        np.put(settled, places, y)
-        rows = np.flatnonzero(np.abs(excess) > _SETTLED)
+        y = np.subtract(y, excess * slope, out=y.copy(), where=is_moving)
+        if places is None:
+            settled = y
+        else:
+            np.put(settled, places, y)
+        is_moving &= np.abs(excess) > _SETTLED
     return settled
 
 
