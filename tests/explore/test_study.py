@@ -21,6 +21,7 @@ from wattcast.explore.study import (
 )
 from wattcast.power.power_model import PowerModel
 from wattcast.predictor.timeline import Timeline
+from wattcast.workload.graph import count_operators
 
 
 def test_a_used_study_ships_no_more_than_a_fresh_one(study: Study) -> None:
@@ -94,3 +95,17 @@ def test_points_over_the_limit_are_laid_out_once(
     monkeypatch.setattr(study_module, "analyse_points", count_points)
     assert 0 < tabulate_points(limited, 0, 40)["capped"].sum() < 20
     assert sizes == [40]
+
+
+def test_chunks_are_of_one_size(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small one at the end costs as many calls as a large one."""
+    monkeypatch.setattr(study_module, "CELLS", 15 * len(count_operators(study.graph)))
+    sizes = []
+
+    def count_points(study: Study, columns: Columns, *others: Any) -> Timeline:
+        sizes.append(len(next(iter(columns.values()))))
+        return analyse_points(study, columns, *others)
+
+    monkeypatch.setattr(study_module, "analyse_points", count_points)
+    tabulate_points(study, 0, 40)
+    assert sizes == [14, 14, 12]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 import pickle
 import zlib
 from collections.abc import Callable, Mapping
@@ -253,7 +254,9 @@ def _evaluate_in_chunks(
     A value that is the same for all points is repeated for each.
     """
     size = len(next(iter(columns.values())))
-    count = max(CELLS // len(count_operators(study.graph)), 1)
+    most = max(CELLS // len(count_operators(study.graph)), 1)
+    chunk_count = max(math.ceil(size / most), 1)
+    count = math.ceil(size / chunk_count)  # chunks of one size: a small one costs as many calls
     # From a large block that is freed glibc learns to keep blocks up to its size (mallopt(3),
     # M_MMAP_THRESHOLD). Otherwise every chunk's arrays come from the system and go back to it: a
     # third of a sweep's
