@@ -193,6 +193,9 @@ def fleet(
     return CommandOutput.of(assignment, report.assignment_json, report.print_assignment, figure)
 
 
+_ALONE_UP_TO = 300_000  # points, which take a process a few seconds
+
+
 def _choose_runner(
     workers: int | None,
     cluster: str | None,
@@ -201,18 +204,14 @@ def _choose_runner(
     """Choose where points are computed; a small space stays in this process, since starting one
     costs a second.
     """
-    from wattcast.explore.sweep import (
-        PART_POINTS,
-        cluster_runner,
-        process_runner,
-    )
+    from wattcast.explore.sweep import cluster_runner, process_runner
 
     if cluster is not None:
         return cluster_runner(cluster, workers)
     if workers is None:
         cores = count_cores()
         free = cores - int(os.getloadavg()[0]) if hasattr(os, "getloadavg") else cores
-        workers = max(free, 1) if size > 3 * PART_POINTS else 1
+        workers = max(free, 1) if size > _ALONE_UP_TO else 1
     return process_runner(workers)
 
 

@@ -199,7 +199,8 @@ _WRITERS: dict[str, Callable[[list[Path], Path], Any]] = {
 }
 
 
-PART_POINTS = 100_000  # points written together
+# Points written together. At the end a process may wait for two parts of another: few seconds.
+PART_POINTS = 40_000
 ASK_ABOVE = 100_000_000  # points
 SHOWN = 20_000  # points kept for figures, about
 BEST_COLUMNS = ("latency_s", "power_w", "energy_j")
