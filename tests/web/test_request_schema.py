@@ -76,7 +76,7 @@ def test_answers_are_of_the_kinds_the_schema_names(server: Server, operation, mo
 
 SEED = int(os.environ.get("WATTCAST_SEED", "1"))  # another night draws other requests
 POSTS = {operation.path: operation for operation in EVERY_OPERATION if operation.method == "post"}
-HEAVY = dict.fromkeys(("/api/plan", "/api/simulate", "/api/train"), 100) | {
+HEAVY = dict.fromkeys(("/api/hall", "/api/plan", "/api/simulate", "/api/train"), 100) | {
     "/api/figure": 60,
     "/api/report": 12,
 }
