@@ -184,7 +184,7 @@ def test_no_memory_at_any_site(packing: Packing, is_thorough: bool) -> None:
     run(None, 0)
     faults = sites.list_faults()
     assert len(faults) > 300
-    step = 1 if is_thorough else len(faults) // 40
+    step = 1 if is_thorough else len(faults) // 20
     for site, turn in faults[::step]:
         run(site, turn)
         assert sites.has_failed, site
@@ -207,7 +207,7 @@ def test_a_disk_that_fails_at_any_call(
     run(0, False)
     count = disk.count
     assert count > 20
-    step = 1 if is_thorough else count // 20
+    step = 1 if is_thorough else count // 10
     for number in range(1, count + 1, step):
         run(number, False)
         run(number, True)
