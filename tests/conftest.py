@@ -81,7 +81,7 @@ kernel_rows.load_idle_rows = share_shipped_rows(kernel_rows.load_idle_rows)
 REALTIME_FILES = {
     "control": (
         *("test_manage_device", "test_card_states", "test_card_chaos", "test_card_leases"),
-        *("test_first_run", "test_job_cards", "test_plane_sensitivity"),
+        *("test_first_run", "test_job_cards", "test_plane_sensitivity", "test_daemon_faults"),
     ),
     "measure": (
         *("test_agree", "test_campaign", "test_chain", "test_engine_kernels"),

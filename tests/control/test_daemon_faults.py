@@ -317,7 +317,9 @@ def talk(path: Path, messages: tuple[DaemonRequest, ...]) -> list[dict[str, Any]
     return answers
 
 
-@pytest.mark.parametrize("is_thorough", SCOPES)
+@pytest.mark.parametrize(
+    "is_thorough", [pytest.param(False, id="some", marks=pytest.mark.realtime), SCOPES[1]]
+)
 def test_no_memory_at_any_site_of_the_server(
     quick: Path, tmp_path: Path, is_thorough: bool
 ) -> None:
