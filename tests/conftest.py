@@ -82,6 +82,7 @@ REALTIME_FILES = {
     "control": (
         *("test_manage_device", "test_card_states", "test_card_chaos", "test_card_leases"),
         *("test_first_run", "test_job_cards", "test_plane_sensitivity", "test_daemon_faults"),
+        *("test_operator_files", "test_today_knobs"),
     ),
     "measure": (
         *("test_agree", "test_campaign", "test_chain", "test_engine_kernels"),
@@ -89,7 +90,10 @@ REALTIME_FILES = {
     ),
     "microbench": ("test_micro_campaign",),
     "predictor": ("test_cold_start",),
-    "web": ("test_live_stream", "test_metrics_exporter", "test_page_refusals", "test_web_page"),
+    "web": (
+        *("test_live_stream", "test_metrics_exporter", "test_page_refusals", "test_slow_clients"),
+        "test_web_page",
+    ),
 }
 
 QUICK_FOLDERS = {"cli", "contracts", "golden", "gpuwattch", "hardware"}

@@ -115,6 +115,7 @@ def read_schedule(pid: int) -> tuple[float, float]:
     return ran_s, queued_s
 
 
+@pytest.mark.realtime
 def test_small_requests_are_answered_beside_some_slow_clients() -> None:
     """The same with a hundred, so that every run of the tests has met each kind."""
     server = Server("--live", "replay", "--workers", "1")
