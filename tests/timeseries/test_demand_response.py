@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,23 @@ groups:
     nodes_per_rack: 1
     idle: loaded
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def steps_planned_once() -> Iterator[None]:
+    """Plan the same steps of the same job once."""
+    plan_steps = demand_response.plan_steps
+    planned: dict[bytes, Any] = {}
+
+    def plan_once(*asked: Any, **options: Any) -> Any:
+        key = pickle.dumps((asked, options))
+        if key not in planned:
+            planned[key] = plan_steps(*asked, **options)
+        return planned[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demand_response, "plan_steps", plan_once)
+        yield
 
 
 @pytest.fixture(scope="module")
