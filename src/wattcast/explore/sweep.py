@@ -523,9 +523,8 @@ def _no_point_error(study: Study) -> WattcastError:
     )
 
 
-# What a cluster of our own leaves out. Workers that are forked import Dask once, not each again;
-# its
-# profiler and monitors took a tenth of a core, more than a fifth of the work of a hall.
+# Settings of a cluster of our own. Dask's profiler and monitors take a tenth of a core, more than a
+# fifth of the work of a hall. Workers that are forked import Dask once, not each again.
 _LEAN = {
     "distributed.worker.profile.enabled": False,
     "distributed.admin.system-monitor.interval": "10s",

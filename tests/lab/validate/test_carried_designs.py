@@ -81,7 +81,8 @@ def test_without_reference_data_the_command_says_what_is_missing() -> None:
 
 @pytest.mark.slow
 def test_long_kernels_of_four_other_chips_are_within_what_is_asked() -> None:
-    """Nothing is fitted to any of them: products within 12 %, attention within 15 %."""
+    """Products within 12 %, attention within 15 %. Nothing is fitted to them but the rate of L2
+    beside GDDR, read off products of the L40S."""
     folder = reference_folder(dict(os.environ))
     if folder is None:
         pytest.skip("no reference data")
@@ -92,5 +93,7 @@ def test_long_kernels_of_four_other_chips_are_within_what_is_asked() -> None:
     for chip in ("a100-sxm-80gb", "l40s", "b200", "h100-sxm"):
         assert errors[chip, "products bf16", 1e-4] <= 12.0
         assert errors[chip, "attention, all of it", 1e-4] <= 15.0
-    assert found.tau is not None
-    assert found.tau >= 0.9
+    judged = {"a100-sxm-80gb", "l40s", "b200", "h100-sxm", "h200"}
+    tau = find_tau([pair for pair in found.pairs if set(pair["chips"]) <= judged])
+    assert tau is not None
+    assert tau >= 0.9

@@ -13,6 +13,10 @@ from wattcast.lab.validate.model_checks import (
 
 NARROW, VARIANTS = FURTHER_STEPS
 DISTURBED = "mistral-7b-awq/decode-b64-c1024"
+WAITS_AT_EFFECTIVE_CLOCK = pytest.mark.xfail(
+    strict=True,
+    reason="5.64 and 3.73 % since waits for memory count in cycles of the effective clock",
+)
 
 
 @pytest.fixture(scope="module")
@@ -27,19 +31,16 @@ def errors() -> dict[tuple[str, str], float]:
         ("decode", "latency", 5.4),
         ("decode", "power", 4.5),
         ("decode", "energy", 7.0),
-        ("prefill", "latency", 5.65),
+        pytest.param("prefill", "latency", 5.6, marks=WAITS_AT_EFFECTIVE_CLOCK),
         ("prefill", "power", 2.0),
-        ("prefill", "energy", 3.75),
+        pytest.param("prefill", "energy", 3.7, marks=WAITS_AT_EFFECTIVE_CLOCK),
     ],
 )
 def test_a_held_out_model_in_int4_stays_as_near_as_it_was(
     errors: dict[tuple[str, str], float], kind: str, quantity: str, most: float
 ) -> None:
     """Qwen3-32B in AWQ was 24 % off in decode and 98 % in prompts while vLLM ran Machete and
-    Marlin was predicted.
-
-    Errors of prompts were 5.6 and 3.7 % before waits for memory counted in cycles of the effective
-    clock, as in the fit; they are 5.64 and 3.73 % since."""
+    Marlin was predicted."""
     where = f"h200 engine {kind}, {NARROW.sides[True]}"
     assert errors[where, quantity] < most
 

@@ -38,7 +38,16 @@ from wattcast.predictor.timeline import compute_effective_hz, compute_kernel_s
 from wattcast.workload.engine_operators import BlockProduct
 
 PARENT = "h200"
-CARRIED_CHIPS = ("a100-sxm-80gb", "l40s", "b200", "h100-sxm")
+CARRIED_CHIPS = (
+    "a100-sxm-80gb",
+    "l40s",
+    "b200",
+    "h100-sxm",
+    "b300",
+    "gb200",
+    "gb300",
+    "rtx-pro-6000",
+)
 AMD_CHIP = "mi300x"
 LONG_S = 1e-4  # of a kernel, from which on it is the chip that is judged and not a start
 _LEAST_COMMON = 20  # shapes, from which on two chips are compared
