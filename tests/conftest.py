@@ -131,9 +131,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # Mypy takes a minute: not when others have ended. Who wants to be alone begins, while nobody
     # has to end first. Then come folders whose fixtures take long: a worker that took some of their
     # tests from another one at the end would start a server, a campaign or notebooks of its own.
-    # What runs
-    # PyTorch's models stands
-    # together.
+    # What runs PyTorch's models stands together.
     items.sort(
         key=lambda item: (
             item.name != "test_style_and_types[mypy]",

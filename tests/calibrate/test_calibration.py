@@ -69,8 +69,8 @@ def test_rows_that_agree_with_the_forecast_teach_nothing() -> None:
 
 def test_a_host_in_a_slow_mood_is_no_factor() -> None:
     """Launch-bound rows are found a quarter apart from day to day: one such row says nothing about
-    the next, and
-    rows of the GPU must not pay for it. A host half as fast again shows in the test above."""
+    the next, and rows of the GPU must not pay for it. A host half as fast again shows in the test
+    above."""
     rows = synthetic({})
     waits = [i for i, (model, batch, _) in enumerate(CASES) if batch == 1 and model != "opt-1.3b"]
     for i in waits[:1]:

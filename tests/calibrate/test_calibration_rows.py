@@ -67,8 +67,8 @@ def test_every_row_of_the_ledger_beats_its_floor_and_keeps_to_its_must(reference
 @pytest.mark.slow
 def test_calibrating_on_eight_rows_does_not_hurt(reference: Path) -> None:
     """Other draws than the ledger's: latency no worse than the forecast's by more than 0.3 points
-    in the mean, power
-    better by a point at least. Before, the eight rows made latency worse in one draw of five."""
+    in the mean, power better by a point at least. Before, the eight rows made latency worse in one
+    draw of five."""
     gpu = hardware.load_gpu(PUBLISHED_GPU)
     bundle = bundle_for(gpu)
     kept = [

@@ -47,8 +47,8 @@ def on_scores(graph: Graph, scores: int) -> Counter[str]:
 @pytest.mark.parametrize("name", RUNS)
 def test_operators_on_scores_are_those_of_the_runs_own_list(reference: Path, name: str) -> None:
     """BERT's rows were up to a sixth too fast without the mask that its list has, OPT's a tenth too
-    slow with a
-    scaling that its list lacks. GPT-2's mask is a choice between two, which lists do not hold."""
+    slow with a scaling that its list lacks. GPT-2's mask is a choice between two, which lists do
+    not hold."""
     model, batch, seq, heads = RUNS[name]
     scores = batch * heads * seq * seq
     listed = on_scores(
@@ -78,8 +78,7 @@ def test_vision_models_are_the_templates() -> None:
 
 def test_a_linear_layer_costs_the_host_more_than_another_operator() -> None:
     """On a decoder with RMS norms operators cost the stated figure in the mean; on BERT, with a
-    third of its
-    operators linear, more."""
+    third of its operators linear, more."""
     bundle = bundle_for(A100)
     each = float(bundle.launch.host_s_per_operator)
     mean = {}

@@ -227,8 +227,7 @@ def test_a_program_that_tells_nothing_is_not_tuned() -> None:
 @pytest.mark.parametrize("busy", [0.4, 0.6, 0.9])
 def test_a_card_that_waits_for_work_is_not_slowed(busy: float) -> None:
     """At 30 to 50 % load throughput does not fall with the clock: the controller walked to the
-    floor, and response
-    times rose 2.5 to 6 times."""
+    floor, and response times rose 2.5 to 6 times."""
 
     class Waiting(FakeCard):
         def read(self) -> Seen:
@@ -398,8 +397,7 @@ def test_a_program_that_cannot_be_started_leaves_nothing_changed(tmp_path: Path)
 
 def test_a_signal_at_any_moment_of_the_wait_is_only_remembered() -> None:
     """An Event set by a handler while the same thread waits on it never returned: the lock inside
-    is held by the
-    code that was interrupted. What a handler touches must have no lock."""
+    is held by the code that was interrupted. What a handler touches must have no lock."""
     signals = PassedSignals()
     assert not [
         value

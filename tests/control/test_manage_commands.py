@@ -209,9 +209,8 @@ def simulated_a100(call: Any) -> dict[str, Any]:
 
 def test_the_controller_leaves_the_plateau_a_power_cap_makes(call: Any) -> None:
     """Capped at 250 W, all clocks above 1217 MHz are the same state, and the first step below it
-    saves nothing
-    yet; the controller settled there, 8.6 % above the oracle's energy. The oracle goes on to 1110
-    MHz."""
+    saves nothing yet; the controller settled there, 8.6 % above the oracle's energy. The oracle
+    goes on to 1110 MHz."""
     policies = simulated_a100(call)["applications"][0]["policies"]
     assert policies["harmonia"]["objective_over_oracle"] < 0.02
 

@@ -301,9 +301,8 @@ def governed(
 @pytest.mark.parametrize("clocks_told", [True, False])
 def test_a_plateau_of_equal_clocks_is_left_at_its_edge(clocks_told: bool) -> None:
     """A simulated A100 at its power limit: all clocks above the governor's were one state, the
-    search saw no
-    change there and stayed, 8.6 % of energy above the best. The bound allows 1217 / 1.1 = 1106 MHz,
-    so 1110."""
+    search saw no change there and stayed, 8.6 % of energy above the best. The bound allows 1217 /
+    1.1 = 1106 MHz, so 1110."""
     controller, path, state = governed(clocks_told)
     assert state.kernels["k"].settled
     assert controller.lattice.level_values(state.kernels["k"].next_settings)[0] == pytest.approx(
@@ -346,8 +345,7 @@ def test_one_clock_under_a_cap_ends_at_the_highest_that_is_reckoned_to_keep_to_i
 ) -> None:
     """From the lowest clock, half the way to one that broke the cap was not permitted, and nothing
     shorter was looked at: a simulated H200 capped at 400 W stayed at 600 MHz. A clock less than 2 %
-    below the cap may be left
-    out, as its power is reckoned with a margin."""
+    below the cap may be left out, as its power is reckoned with a margin."""
     lattice = Lattice((Knob(KnobRole.CORE_CLOCK, tuple(0.6e9 + 60e6 * i for i in range(24))),))
     clocks = np.asarray(lattice.knobs[0].levels)
     power = np.minimum(90.0 + 200.0 * clocks / 0.6e9 + 40.0 * (clocks / 1.5e9) ** 6, 700.0)

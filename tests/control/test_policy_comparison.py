@@ -51,8 +51,7 @@ def test_hd7970_distance_from_the_oracle_and_slowdown(simulated: PolicyCompariso
 
 def test_hd7970_ranks_policies_as_the_paper_does(simulated: PolicyComparison) -> None:
     """Coarse alone gains less than coarse and fine and slows some applications a lot; the clock
-    alone gains
-    little; BPT gains most (36 % in the paper)."""
+    alone gains little; BPT gains most (36 % in the paper)."""
     gain = {
         p: geometric_mean_gain(simulated.for_policy(p), hd7970.STRESS_APPLICATIONS)
         for p in PolicyName
@@ -268,8 +267,7 @@ def test_bounds_hold_under_noise_on_measured_tables(
     a100: list, titan_x: list, percent: int
 ) -> None:
     """With 1 % noise the controller broke a bound of 1 % in a third of its runs on the Titan X, of
-    5 % in a seventh
-    on the A100."""
+    5 % in a seventh on the A100."""
     goal, kept = Objective(Goal.ENERGY, slowdown=percent / 100), []
     for seed in range(3):
         setup = PolicySetup(objective=goal, noise=MeasurementNoise(0.01, 0.01), seed=seed)

@@ -92,8 +92,7 @@ NAMES = [
 # than clocks.boost: Hopper and Blackwell state tensor peaks at one clock and the others at a higher
 # one. Peaks of the seven cards whose sources say "quoted from memory" were written down together
 # with their rates. They show that SMs, rates and clocks of such a file agree, not that the
-# documents say
-# so.
+# documents say so.
 PEAKS = """\
 gpu,pipe,dtype,peak,clock,source
 rtx-4090,tensor,fp16,165.2 TFLOP/s,,NVIDIA Ada whitepaper V2.1 appendix

@@ -40,8 +40,7 @@ def test_a_product_of_activations_is_the_same_in_a_campaign_and_in_a_model(
     op: Operator, layout: str
 ) -> None:
     """Whether weights were warm was once asked of products without weights too, and answered yes by
-    every campaign
-    and no by every model: models met a condition that no row had."""
+    every campaign and no by every model: models met a condition that no row had."""
     spec = spec_from_operator(operator_to_plain(op))
     assert spec is not None
     assert spec.layout == layout

@@ -118,8 +118,7 @@ def test_the_choice_finds_kernels_of_shapes_it_has_not_seen(
 
 def test_parts_of_k_are_those_of_the_products_own_grid() -> None:
     """Blocks of layout kernels were once taken for the product's: convolutions that never split K
-    were said to, and
-    products split without a kernel that adds up were said not to."""
+    were said to, and products split without a kernel that adds up were said not to."""
     database = load_kernel_rows("h200")
     named = np.array([bool(names) for names in database.names]) & database.is_kind("burst")
     of = database.select_rows(named & np.isin(database.family, ("gemm", "conv2d")))

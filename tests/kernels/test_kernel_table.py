@@ -106,8 +106,7 @@ def test_a_workload_of_collectives_alone_has_no_family() -> None:
 
 def test_what_is_put_behind_a_small_cache_is_spread_over_all_sms() -> None:
     """Its grid says nothing of cycles: they stay those of a concatenation, whose blocks are many
-    however small it is,
-    and not those of a block for 1,024 elements."""
+    however small it is, and not those of a block for 1,024 elements."""
     op = Elementwise("cat", 4096, layout=Layout.STRIDED, rows=16, run=8)
     kernels = build_kernels((op,), (USUAL_CONDITION,), GPU, REFERENCE, ())
     assert kernels.work.kernel_family == ("elementwise.cat.append",)

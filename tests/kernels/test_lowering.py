@@ -244,8 +244,7 @@ def test_a_profiler_finds_operands_in_device_memory_and_results_in_l2() -> None:
 
 def test_a_pool_that_writes_more_than_it_counts_is_finite() -> None:
     """A pool's ``n`` counts what it reads once; its result and indices may be larger. Rows longer
-    than the operand
-    once had no alignment, and a prediction of ResNet-50 was not a number."""
+    than the operand once had no alignment, and a prediction of ResNet-50 was not a number."""
     work = lowered(Elementwise("pool", 1000, read=2000, write=8000)).work
     assert np.isfinite([values[0] for values in work.features.values()]).all()
     assert work.units[0] >= 1

@@ -1,6 +1,5 @@
 """Whole models without a GPU: the plan says what the catalogue says, no captured iteration waits
-for the GPU's
-answer, rows come out whole, and a model that fails costs only its rows."""
+for the GPU's answer, rows come out whole, and a model that fails costs only its rows."""
 
 from __future__ import annotations
 

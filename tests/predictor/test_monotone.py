@@ -157,8 +157,7 @@ def test_products_of_a_vector_take_no_longer_than_larger_ones() -> None:
 
 def test_products_of_a_calibrated_card_take_no_longer_than_larger_ones() -> None:
     """bert-large in fp16 on an L40S took 7 % less for 64 tokens than for 32: factors learned from a
-    table rise and
-    fall between its sizes."""
+    table rise and fall between its sizes."""
     rising: list[Options] = [
         {"dtype": "fp16", "seq": n, "phase": "forward", "batch": 1} for n in LENGTHS[:6]
     ]

@@ -127,8 +127,7 @@ def test_training_holds_gradients_moments_and_what_backward_waits_for() -> None:
     assert lean.activation_byte < 0.7 * held.activation_byte
     # one layer keeps at least its input, both norms' outputs, q, k, v and the attention's output:
     # 34·s·b·h bytes in 16 bits without attention scores (Korthikanti et al. 2022, Reducing
-    # Activation Recomputation,
-    # eq. 1)
+    # Activation Recomputation, eq. 1)
     layer = 8 * 512 * 768
     assert held.activation_byte > 12 * 34 * layer
 

@@ -276,8 +276,7 @@ def _predict_latency(
     bundle: Bundle,
 ) -> float:
     """Predict the latency of a timeline, whose host takes a second an operator, under the governor
-    at
-    a launch cost; nothing else depends on it.
+    at a launch cost; nothing else depends on it.
     """
     timeline = timeline.scale_host(host_s)
     _, totals, _ = run_governed(timeline, gpu, OperatingPoint(), bundle)

@@ -98,8 +98,7 @@ def hold(
     socket: Annotated[Path | None, SOCKET] = None,
 ) -> None:
     """Hold clocks, a power limit, power profiles or power smoothing while a program runs. The
-    daemon
-    sets them, and gives them back however this ends.
+    daemon sets them, and gives them back however this ends.
 
     Example: wattcast manage hold --apply --profile max-q -- python serve.py
     """

@@ -788,10 +788,9 @@ def rehearse(
     """Rehearse the control of serving GPUs on simulated traffic, before any card is touched.
 
     --hall: a bad day of a hall (a breaker, lost daemons, a cap in a burst, hands). --card: the
-    first
-    run on a real card. --trace: requests of a file, under the policy of `manage serve --model`,
-    beside an oracle that knows them all; about a hundredth of its time per try, of which there are
-    a dozen.
+    first run on a real card. --trace: requests of a file, under the policy of `manage serve
+    --model`, beside an oracle that knows them all; about a hundredth of its time per try, of which
+    there are a dozen.
 
     Example: wattcast manage rehearse llama3-8b --rate 20/s --gpus 4 --site-power 1800W --seconds
     10min"""

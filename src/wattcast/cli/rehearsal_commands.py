@@ -1,6 +1,5 @@
 """What ``wattcast manage rehearse`` rehearses besides one engine: a bad day of a hall, and the
-first
-run on a real card.
+first run on a real card.
 """
 
 from __future__ import annotations

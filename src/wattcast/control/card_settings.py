@@ -591,8 +591,7 @@ def compare_clock(
     top_hz: float,
 ) -> Evidence:
     """Say whether a clock shows the lock ``wanted`` (None: no lock) or still the one before,
-    ``was``
-    (None: no lock, or not known). The first rule that fits decides:
+    ``was`` (None: no lock, or not known). The first rule that fits decides:
 
     1. Above ``wanted``: it differs, as a lock keeps every clock from rising above it.
     2. Within ``wanted``: it agrees, though an idle card may be there by chance.

@@ -1,11 +1,10 @@
 """Walk an operator through the first run on a real card: read-only first, one card, one knob.
 
 ``look_at_card`` reads the card for some seconds and sets nothing. ``plan_first_run`` says what
-would
-be set, and ``describe_plan`` how that is undone. ``run_first_control`` locks the core clock through
-the daemon in blocks, with as many blocks as before between them, reads the card every second, gives
-it back and compares it with what it was. Everything read is kept for a report, so that whoever
-meets a fault has something to send.
+would be set, and ``describe_plan`` how that is undone. ``run_first_control`` locks the core clock
+through the daemon in blocks, with as many blocks as before between them, reads the card every
+second, gives it back and compares it with what it was. Everything read is kept for a report, so
+that whoever meets a fault has something to send.
 """
 
 from __future__ import annotations
@@ -309,8 +308,7 @@ def _give_back(card: DaemonCard, faults: list[str]) -> bool:
 
 def compare_looks(before: CardLookOver, after: CardLookOver) -> list[str]:
     """Name what a card tells otherwise than before: its limit, or a clock below what it had while
-    it
-    works.
+    it works.
     """
     differences = []
     if abs(after.limit_w - before.limit_w) > LIMIT_TOLERANCE_W:

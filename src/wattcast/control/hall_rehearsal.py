@@ -129,8 +129,8 @@ class HallRehearsal:
 
 def list_rack_supplies(hall: CombinedHall, budget_w: float) -> list[RackSupply]:
     """Return the racks of a hall, in the order of its series. Safe shares together are two thirds
-    of
-    the budget, by what the boards' own limits let each rack draw, and at least what it draws idle.
+    of the budget, by what the boards' own limits let each rack draw, and at least what it draws
+    idle.
     """
     ends = []
     for row, (place, first, count) in enumerate(hall.work.rows):
@@ -307,8 +307,7 @@ def play_events(
     cap_w: float,
 ) -> tuple[Array, Array, dict[str, int]]:
     """Play the span; return what each rack drew ``(rack, second)``, the budget ``(second,)``, and
-    how
-    long after its end each event's racks were steered again.
+    how long after its end each event's racks were steered again.
     """
     seconds = demand_w.shape[1]
     ramp_w_per_s = CARD_RAMP_W_PER_S * max(rack.cards for rack in racks)

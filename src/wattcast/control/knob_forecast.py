@@ -1,8 +1,7 @@
 """Forecast what each knob of a card saves on a workload, in one table.
 
 Clocks and SMs follow the laws of ``predict`` (``clock_forecast.build_predicted_plant``): the best
-of
-their settings that keeps a bound of the slowdown. What firmware does by a power profile is not
+of their settings that keeps a bound of the slowdown. What firmware does by a power profile is not
 published; NVIDIA says of Max-Q that applications keep at least 97 % of their performance
 (``PROFILE_BOUNDS``), so that the best clocks and limit within that bound stand for it. Power
 smoothing saves nothing: its floor costs energy wherever the card would idle.

@@ -1,11 +1,9 @@
 """Collect what programs took at every pair of clocks of a plane, with the card's counters, as a
-table
-that ``wattcast lab sensitivity`` fits a sensitivity model to.
+table that ``wattcast lab sensitivity`` fits a sensitivity model to.
 
 A row is one program at one pair of clocks: seconds per unit of work (of the whole run where the
 program reports none), watts by the energy counter, and the mean of each counter (GPM). Programs
-that
-run one after another into the same file become the kernels of one table.
+that run one after another into the same file become the kernels of one table.
 """
 
 from __future__ import annotations

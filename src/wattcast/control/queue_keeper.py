@@ -169,8 +169,7 @@ class _Margin:
     forecast, and n the number, the variance of single requests lies between (r - mean r)², where
     those of a second are alike, and n times that, where they are independent: it is n^p times that.
     First tokens of a burst wait for each other (p = 0); outputs differ in length (p = 1/2). The
-    margin
-    is the 99th percentile of a gamma distribution with that mean and deviation (Wilson and
+    margin is the 99th percentile of a gamma distribution with that mean and deviation (Wilson and
     Hilferty), a little further out, since it has to hold in nearly every minute."""
 
     independence: float  # p
@@ -222,8 +221,7 @@ class QueueKeeper:
     """Choose a core clock from the work in an engine: the most frugal that meets the limits.
 
     At each level, with d(N) the time of a step in which N sequences decode, q that of a mean
-    prompt,
-    λ the requests per second and ρ = λ·q the share of the time that prompts take,
+    prompt, λ the requests per second and ρ = λ·q the share of the time that prompts take,
 
         τ = d(N) / (1 - ρ)
 

@@ -159,12 +159,11 @@ class TrafficOracle:
     """Choose the clock of every second by dynamic programming, with the future known.
 
     With R tokens outstanding, N = R / r sequences decode, where r is the mean of what a request
-    that
-    decodes still has to come: E[L²] / 2E[L]. In a second at level l, prompts that arrive take the
-    share ρ of its time, and (1 - ρ) / d_l(N) steps are made. A level whose time per token d_l(N) /
-    (1 - ρ), or time to a first token ρ + d_l(N), passes ``goal`` times its limit costs a fine that
-    grows with the excess, so that the top clock is taken where nothing fits. The cost to go is that
-    energy plus the cost to go of the tokens that remain."""
+    that decodes still has to come: E[L²] / 2E[L]. In a second at level l, prompts that arrive take
+    the share ρ of its time, and (1 - ρ) / d_l(N) steps are made. A level whose time per token
+    d_l(N) / (1 - ρ), or time to a first token ρ + d_l(N), passes ``goal`` times its limit costs a
+    fine that grows with the excess, so that the top clock is taken where nothing fits. The cost to
+    go is that energy plus the cost to go of the tokens that remain."""
 
     def __init__(
         self,

@@ -259,8 +259,7 @@ def _evaluate_in_chunks(
     count = math.ceil(size / chunk_count)  # chunks of one size: a small one costs as many calls
     # From a large block that is freed glibc learns to keep blocks up to its size (mallopt(3),
     # M_MMAP_THRESHOLD). Otherwise every chunk's arrays come from the system and go back to it: a
-    # third of a sweep's
-    # time.
+    # third of a sweep's time.
     np.empty(_LARGE)
     result: Columns = {}
     for first in range(0, size, count):

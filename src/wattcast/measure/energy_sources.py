@@ -119,8 +119,7 @@ def open_source(
     name: str = "auto", index: int | None = None
 ) -> tuple[EnergySource, DeviceIdentity]:
     """Open the source called ``name`` (``nvml``, ``amd``, ``jetson``, ``rapl``), or with ``auto``
-    the first
-    that answers.
+    the first that answers.
 
     Without an ``index``, the card is the first that ``CUDA_VISIBLE_DEVICES`` and its relatives
     show.

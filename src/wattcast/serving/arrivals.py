@@ -41,8 +41,7 @@ class Trace:
     of ``hash_tokens`` tokens of each prompt: equal names begin alike up to the end of that block.
     ``session`` and ``turn`` number the conversations and their requests. With ``user`` and
     ``pause_s``, a user sends the first request when it arrives, and each later one so long after
-    the
-    answer to the one before.
+    the answer to the one before.
     """
 
     arrival_s: Array

@@ -1,8 +1,7 @@
 """Find arrival, prompt and output in request logs of others: by the names of columns, in any table.
 
 Names are compared in small letters, without their unit and without a plural's s: ``Request Time
-(ms)``,
-``request_time_ms`` and ``request_times`` are one name. The unit scales the times.
+(ms)``, ``request_time_ms`` and ``request_times`` are one name. The unit scales the times.
 """
 
 from __future__ import annotations

@@ -5,8 +5,7 @@ to the turn before. Its prompt is all that was said so far, and new text. A sess
 plain request. Sessions begin at times of their own (an open loop), or a fixed number of *clients*
 takes them one after another (a closed loop): a client that had the last answer of a session thinks
 for a while and takes the next session that nobody has taken. Users of a trace take their own
-sessions
-in the order in which they did.
+sessions in the order in which they did.
 """
 
 from __future__ import annotations

@@ -6,13 +6,11 @@ BurstGPT (``Timestamp, Model, Request tokens, Response tokens``) are recognised 
 Mooncake's JSON Lines (``timestamp`` in milliseconds, ``input_length``, ``output_length``,
 ``hash_ids``: equal names of blocks of 512 tokens are equal beginnings) by their first line. Logs of
 others are read where their columns have one of the usual names (``request_logs``), be they tables
-with
-commas, semicolons or tabs, JSON Lines, a list of JSON objects, or one object of columns such as
-vLLM's benchmark saves.
+with commas, semicolons or tabs, JSON Lines, a list of JSON objects, or one object of columns such
+as vLLM's benchmark saves.
 
 Files of ours may say who asked: ``user``, ``pause_s`` (after the answer before) and, in
-conversations,
-``turn``. Requests then wait for answers as they did, whenever these come.
+conversations, ``turn``. Requests then wait for answers as they did, whenever these come.
 """
 
 from __future__ import annotations

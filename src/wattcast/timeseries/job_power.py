@@ -5,8 +5,7 @@ wait for other pipeline stages, and the update of the weights. The mean power of
 power while it waits are those of ``train``. The job counts evaluation, and work that failures
 repeat, as further steps, so the series has them as steps, too: its sum is the energy of the job.
 After so many steps as ``train`` was told the GPUs wait for a checkpoint. At the power limit tenths
-of
-a second differ (``governor_ripple``).
+of a second differ (``governor_ripple``).
 """
 
 from __future__ import annotations

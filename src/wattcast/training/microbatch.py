@@ -638,9 +638,8 @@ def _copy_adapted(
 
 
 # Bytes that casts with scales found anew move, beyond those of one kernel that casts both orders,
-# for
-# an element of tokens or of weights. Scales of a tensor or row: once more to find the largest value
-# in either order, and once more to cast; of blocks: both orders by a kernel each.
+# for an element of tokens or of weights. Scales of a tensor or row: once more to find the largest
+# value in either order, and once more to cast; of blocks: both orders by a kernel each.
 _TOKEN_BYTE = {Fp8Scales.TENSOR: 4.0, Fp8Scales.ROW: 4.0, Fp8Scales.BLOCK: 2.0}
 _WEIGHT_BYTE = {Fp8Scales.TENSOR: 4.0, Fp8Scales.ROW: 4.0, Fp8Scales.BLOCK: 3.0}
 
@@ -649,8 +648,7 @@ def _cast_anew(ops: Sequence[Operator], recipe: TrainingRecipe) -> list[Operator
     """Return what casts of fp8 products move where scales are found before each product.
 
     Weights are cast forward and backward. Tokens count where they are multiplied: forward the
-    input,
-    backward the gradient of the result.
+    input, backward the gradient of the result.
     """
     if recipe.fp8_scales is Fp8Scales.DELAYED:
         return []
@@ -741,8 +739,7 @@ def weigh_documents(documents: tuple[float, ...], seq: int) -> float:
     """Return the length by which attention inside packed documents counts.
 
     A document of l tokens has l² scores, so that a token of it meets l others: the mean over
-    tokens,
-    not over documents. Documents longer than a sequence are cut.
+    tokens, not over documents. Documents longer than a sequence are cut.
     """
     lengths = [min(length, float(seq)) for length in documents]
     weighted = sum(length * length for length in lengths) / sum(lengths)

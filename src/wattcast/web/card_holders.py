@@ -2,8 +2,7 @@
 
 Pods come from the kubelet (``kubelet_pods.py``), jobs from the files that the Slurm prolog of
 ``deploy/slurm`` writes: ``JOB.before`` names the cards of a job until its epilog. A card that
-several
-hold has a row for each."""
+several hold has a row for each."""
 
 from __future__ import annotations
 

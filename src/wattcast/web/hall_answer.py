@@ -1,8 +1,7 @@
 """Answer what a hall draws over a day, or around one moment, for the page and other programs.
 
-The hall is made of catalogue systems with one model: racks that serve, that train, and that idle.
-A few
-rates of the day are simulated for some minutes each, where `wattcast hall` takes more of both.
+The hall is made of catalogue systems with one model: racks that serve, that train, and that idle. A
+few rates of the day are simulated for some minutes each, where `wattcast hall` takes more of both.
 """
 
 from __future__ import annotations

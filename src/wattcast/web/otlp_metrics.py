@@ -2,8 +2,7 @@
 
 OTLP over HTTP in its JSON form needs no library. Names follow OpenTelemetry's conventions: hardware
 metrics (``hw.power``, ``hw.energy``, ``hw.temperature`` with ``hw.id``, ``hw.type``, ``hw.name``)
-and
-GenAI usage (``gen_ai.client.token.usage``, from an engine's own histograms of prompt and output
+and GenAI usage (``gen_ai.client.token.usage``, from an engine's own histograms of prompt and output
 tokens of a request)."""
 
 from __future__ import annotations

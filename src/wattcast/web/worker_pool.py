@@ -37,8 +37,7 @@ from wattcast.web.answers import (
 
 # Address space of a worker. After one request of each kind, each as large as is accepted (20,000
 # operators, 20,000 simulated requests, a plan of four cards), it had 773 MiB at most, of which 382
-# MiB were
-# resident.
+# MiB were resident.
 MOST_MEMORY_BYTE = 3 << 29
 READY = b"ready"
 LIMIT_S = 15.0  # of one request

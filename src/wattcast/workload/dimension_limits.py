@@ -25,8 +25,7 @@ MOST_LAYERS = 4096
 MOST_TRACED_LAYERS = 64
 MOST_EXPERTS = 4096  # Switch-C has 2,048 (arXiv:2101.03961)
 # Attention is walked tile by tile, and a tile holds rows of several heads. DeepSeek-V3 has 128
-# heads,
-# Mamba a state for each channel: 8,192 in Jamba.
+# heads, Mamba a state for each channel: 8,192 in Jamba.
 MOST_HEADS = 1 << 16
 MOST_STAGES = 16  # levels of a network of pictures; published ones have 4 or 5
 MOST_WIDTH = 1 << 24  # of any other dimension; the widest published are vocabularies of 2^18

@@ -44,9 +44,8 @@ _SCALE_BYTE = {
     "nv": 1.0 / 16.0,
 }
 # Rows of queries that one sequence may bring, a row being one token of one head: attention is
-# walked
-# tile by tile, and so many rows are 8 million tiles. Ten million tokens of Llama 4 Scout's 40 heads
-# fit.
+# walked tile by tile, and so many rows are 8 million tiles. Ten million tokens of Llama 4 Scout's
+# 40 heads fit.
 _MOST_QUERY_ROWS = 1 << 29
 # Values of a key head and of a value head in DeepSeek's prefill, where the latent is expanded.
 _EXPANDED_DIMS = (192, 128)

@@ -4,13 +4,11 @@ A fused kernel passes once over weights, gradients and moments. Two other ways a
 
 - *Masters*: weights of half precision have masters in fp32 (Micikevicius et al. 2018, "Mixed
   precision training"; apex O2). Gradients are cast to fp32 and divided by the loss scale, their
-  norm
-  is taken and they are clipped, a fused kernel updates masters and moments, and the masters are
-  copied into the weights. Each of these is a pass over all tensors together.
+  norm is taken and they are clipped, a fused kernel updates masters and moments, and the masters
+  are copied into the weights. Each of these is a pass over all tensors together.
 - *Separate*: each tensor is updated by itself, operator by operator. The operators are those of
   ``BertAdam`` in NVIDIA's DeepLearningExamples (PyTorch/LanguageModeling/BERT/optimization.py),
-  which
-  trains BERT in fp32 and TF32.
+  which trains BERT in fp32 and TF32.
 """
 
 from __future__ import annotations

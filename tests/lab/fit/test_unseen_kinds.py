@@ -142,8 +142,7 @@ def test_forms_of_products_that_nobody_measured_are_outside(op: Operator) -> Non
 
 def test_a_measured_operator_has_a_narrower_interval_than_a_far_one() -> None:
     """Distance counts: both are inside, and the same family's ends serve both. The measured one is
-    too long to wait
-    for the host, whose spread would hide the distance."""
+    too long to wait for the host, whose spread would hide the distance."""
     measured = Linear(512, 24576, 4096, dtype=Dtype.FP32)
     assert measured in kernel_rows.load_kernel_rows("h200").ops
     near, far = predicted(measured), predicted(Linear(77, 40001, 333))

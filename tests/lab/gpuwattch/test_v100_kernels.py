@@ -81,9 +81,8 @@ def test_components_from_counters_within_one_percent(
 
 def test_idle_power_is_the_idle_sms_of_another_profiling_run(kernels, table: Path) -> None:
     """Idle power is 0.2828 W an idle SM, nothing else. Three kernels agree exactly; the others'
-    published watts
-    come from counters of another profiling run, a fraction of an SM apart: 5 % at the median, 2.4 %
-    of the sum."""
+    published watts come from counters of another profiling run, a fraction of an SM apart: 5 % at
+    the median, 2.4 % of the sum."""
     theirs, ours = published(table, "IDLE_COREP"), kernels.power.part_power_w("IDLE_COREP")
     same = np.abs(ours / theirs - 1) < 1e-4
     assert (

@@ -149,8 +149,7 @@ class _EventJudge:
 
     def held_out_errors(self, events: Sequence[int]) -> Array:
         """Return the error of each benchmark (of each busy row, where a rail is measured apart)
-        with its
-        fold held out.
+        with its fold held out.
         """
         table = keep_events(self.table, events)
         if not self.has_rails:

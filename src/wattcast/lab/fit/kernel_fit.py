@@ -5,11 +5,10 @@ learned residual of latency (burst rows), energies with relative V(f) and toggli
 duty rows, at measured latency and clock), learned residual of energy.
 
 **Effective clock** from spin kernels that run next to the load: the ratio of effective to reported
-clock against x
-= tensor activity · (f / f_top)², for random data, is a falling piecewise line by non-negative least
-squares on its steps down. The square of the clock stands for voltage squared times frequency
-relative to the clock itself: the slowing follows the load on the supply, and capped kernels at 1450
-MHz slow less than the same ones at 1980.
+clock against x = tensor activity · (f / f_top)², for random data, is a falling piecewise line by
+non-negative least squares on its steps down. The square of the clock stands for voltage squared
+times frequency relative to the clock itself: the slowing follows the load on the supply, and capped
+kernels at 1450 MHz slow less than the same ones at 1980.
 
 **Energies.** Measured latency and clock go in, so that errors of the latency model do not leak into
 energies:

@@ -1,8 +1,7 @@
 """The components of the power model, and the counters that drive each of them.
 
 Each dialect has a shipped YAML file, ``gpuwattch.yaml`` and ``accelwattch.yaml``; a user's own
-files
-add components, whose counters become the events ``custom_1`` and so on."""
+files add components, whose counters become the events ``custom_1`` and so on."""
 
 from __future__ import annotations
 

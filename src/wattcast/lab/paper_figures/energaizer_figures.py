@@ -1,6 +1,5 @@
 """Draw the figures of the EnergAIzer paper [Lee2026] from all public rows, and print the errors
-that
-it reports beside ours.
+that it reports beside ours.
 
 Run: ``python -m wattcast.lab.paper_figures.energaizer_figures FOLDER [FIGURE ...]``. The measured
 whole models belong to others: WATTCAST_REFERENCE names their folder. Nothing is fitted to them

@@ -6,11 +6,9 @@ name of ``docs/figures.yaml``, a quantity, and after a slash how it is shown: ``
 ``/0`` (digits after the point), ``/n`` (rows), or another entry of the row, such as ``/coverage``.
 Other names are counts of the catalogue (``count.models``), coefficients
 (``coefficient.governor.reaction``, its value in ``wattcast/coefficients/governor.yaml``) and
-figures
-of studies (``study.tune-sixth``), each of which a command works out from measurements in the
-repository and keeps in ``docs/study-figures.json``. Figures of one day that nothing can repeat
-stand
-in the history of the method, without a name.
+figures of studies (``study.tune-sixth``), each of which a command works out from measurements in
+the repository and keeps in ``docs/study-figures.json``. Figures of one day that nothing can repeat
+stand in the history of the method, without a name.
 
 The ledger behind the names is ``docs/ledger.json``, which `lab validate --write-docs` makes anew.
 Console blocks that begin with ``$ wattcast`` hold what that command prints.
@@ -55,9 +53,8 @@ _STUDY = "study."  # begins the names of figures that studies work out
 _COEFFICIENT = "coefficient."  # begins the names of coefficients
 _MARK = re.compile(r"<!--fig:([^>\s]+?)-->(.*?)<!--/fig-->", re.DOTALL)
 _CONSOLE = re.compile(r"(```console\n\$ (wattcast [^\n]*)\n)(.*?)(```)", re.DOTALL)
-# Numbers with a unit of time, power, energy, memory, clock or speed, shares and factors; not a
-# part of a
-# longer number or word.
+# Numbers with a unit of time, power, energy, memory, clock or speed, shares and factors; not a part
+# of a longer number or word.
 _UNITS = (
     *("%", "s", "ms", "µs", "us", "seconds", "kW", "MW", "W", "watts"),
     *("pJ", "nJ", "mJ", "kJ", "J", "KB", "MB", "GB", "TB", "KiB", "MiB", "GiB", "TiB"),

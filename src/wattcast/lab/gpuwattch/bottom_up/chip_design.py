@@ -174,8 +174,7 @@ class ChipDesign:
 
 # GPUWattch charges an operand a third of a bank's read where integer and floating point have
 # pipelines of their own, and 55 % where they share one (RegFU in core.cc of GPGPU-Sim); its
-# crossbar then has half as many
-# ports.
+# crossbar then has half as many ports.
 _SHARE = {1: 0.33, 2: 0.55}
 _GPUWATTCH_BANK_BIT = 128
 

@@ -139,11 +139,10 @@ def _ask_speed(row: dict[str, str]) -> JudgedRow:
     """Return a row as PyTorch trains the model, in its format, without a compiler.
 
     Mixed precision is training in fp16. ResNet-50 keeps channels first: the benchmark's scripts do
-    not
-    set ``--memory-format`` of NVIDIA's ``main.py``, and their pictures are synthetic. SQuAD asks
-    BERT where an answer begins and ends, so that no
-    logits of the vocabulary are computed. ``run_squad.py`` updates masters of weights in fp16
-    (apex O2), and weights in fp32 operator by operator (``BertAdam``).
+    not set ``--memory-format`` of NVIDIA's ``main.py``, and their pictures are synthetic. SQuAD
+    asks BERT where an answer begins and ends, so that no logits of the vocabulary are computed.
+    ``run_squad.py`` updates masters of weights in fp16 (apex O2), and weights in fp32 operator by
+    operator (``BertAdam``).
     """
     model, seq = _TASKS[row["task"]]
     batch = int(row["batch"])
