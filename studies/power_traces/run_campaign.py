@@ -14,6 +14,8 @@ What is asked, before it is measured:
 - **The reference** (llama-3.1-8b, which was fitted) runs first under the same arrivals on every card. It
   tells the machine (``judge_power_traces.py --tell``): how fast the host launches, and how many watts
   the card draws in a step, over the usual. It is judged by nothing else.
+- **Steps** of each model come before its loads: eight of the plan of ``measure engine``, which no load
+  disturbs. They are judged by their own bounds, and say whether a miss under load is one of the steps.
 - **Judged** are the other models, with the bounds and the rule for autocorrelations of
   ``judge_power_traces.py``, with the machine told and with nothing told. Both tables are kept.
 - Temperatures and the memory's watts are kept by the second. If the factor of a card's watts follows
@@ -34,8 +36,9 @@ from pathlib import Path
 
 from collect_runs import collect_serving, collect_training
 
-REFERENCE = "llama-3.1-8b:tide"
+REFERENCE = "llama-3.1-8b:brief+tide"
 START_S = 130.0  # three engines that start together
+STEPS_S = 18.0  # the steps of ``brief``, which tell the capacity that arrivals are a share of
 ENGINES_TOGETHER = 3
 TRAINING_START_S = 30.0
 
@@ -67,11 +70,11 @@ class CardPlan:
 
 PLANS = {
     "one": CardPlan(
-        (REFERENCE, "gemma-3-4b:tide+pauses+crowd", "ernie-4.5-21b-a3b:tide+rounds+crowd"),
+        (REFERENCE, "ernie-4.5-21b-a3b:brief+tide+rounds+crowd", "gemma-3-4b:brief+tide+pauses"),
         TrainingJob("smollm3-3b", batch=4, accumulation=3, every=7),
     ),
     "two": CardPlan(
-        (REFERENCE, "moonlight-16b-a3b:tide+rounds+crowd", "phi-4-fp8-kv8:tide+pauses+crowd"),
+        (REFERENCE, "moonlight-16b-a3b:brief+tide+rounds", "phi-4-fp8-kv8:brief+tide+pauses+crowd"),
         TrainingJob("gemma-2b", batch=4, accumulation=4, every=5),
     ),
 }
