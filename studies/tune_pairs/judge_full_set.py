@@ -44,6 +44,7 @@ from wattcast.lab.microbench.unit_work import TIME
 PAIRS = {
     "seventh": HERE / "full_set_pairs.csv",
     "eighth": HERE / "eighth_set_pairs.csv",
+    "ninth": HERE / "ninth_set_pairs.csv",
 }
 MEASURED = {name: HERE / "h200" / name for name in PAIRS}
 ASKED = {"sign": (19, 20), "near": (17, 20), "first": (15, 18)}

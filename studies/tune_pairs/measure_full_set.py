@@ -3,22 +3,27 @@
 Run ``python studies/tune_pairs/measure_full_set.py --out FOLDER`` on a machine with a GPU and Nsight
 Compute, from the repository's root. The steps come in this order, each with a limit of its own:
 
-1. ``ncu --set full`` of every program before its change (``before_full.csv``);
+1. ``ncu --set full`` of every program before its change (``before_full.csv.gz``);
 2. what ``wattcast lab tune`` says of these (``predictions.json``);
+4. the kernels' own times, before and after, by the profiler (``times.csv``);
 3. time and power of all programs before and after the change (``tune_pairs.jsonl``);
-4. the kernels' own times, before and after, by the profiler (``times.csv``).
+5. the instructions of the first step's profile (``before_source.csv.gz``).
 
-Nothing of a program after its change is seen before it was predicted. ``full_set_pairs.csv`` names
+Nothing of a program after its change is seen before it was predicted: on a machine that has no
+package to predict with, step 2 is left out, and ``--steps 2`` follows elsewhere on the first step's
+profile alone, before any time is read. ``full_set_pairs.csv`` names
 the programs, with the advice that an expert would give first; two of them are as good as they can
-be, so that none is due. ``eighth_set_pairs.csv``, which is measured unless ``--set seventh`` is
-given, has other programs, written when `tune` had been mended by the first ones.
+be, so that none is due. ``eighth_set_pairs.csv`` and ``ninth_set_pairs.csv`` have other programs,
+each written when `tune` had been mended by those before; the ninth is measured unless ``--set`` says
+otherwise.
 ``judge_full_set.py`` has the rule. ``--dry-run`` compiles the kernels and measures nothing;
-``--steps 34`` runs some of the steps. Clocks are never set.
+``--steps 43`` runs some of the steps. Clocks are never set.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import subprocess
 import sys
@@ -45,15 +50,19 @@ from wattcast.measure.steady_state import SettlingRule, say
 PAIRS = {
     "seventh": HERE / "full_set_pairs.csv",
     "eighth": HERE / "eighth_set_pairs.csv",
+    "ninth": HERE / "ninth_set_pairs.csv",
 }
 KERNELS = {
     "seventh": HERE / "full_set_kernels.cu",
     "eighth": HERE / "eighth_set_kernels.cu",
+    "ninth": HERE / "ninth_set_kernels.cu",
 }
-LIMITS_S = {"full": 75.0, "measure": 85.0, "times": 25.0}
+LIMITS_S = {"full": 60.0, "measure": 70.0, "times": 20.0}
+BURSTS = 9
+WARM_S = 2.0
 WRITE_S = 15.0  # ncu writes its report after the program has ended
 RULE = SettlingRule(
-    settle_s=0.3, least_ticks=5, longest_s=1.6, least_s=0.8, linger_s=0.15, look_s=0.04
+    settle_s=0.2, least_ticks=4, longest_s=1.0, least_s=0.5, linger_s=0.15, look_s=0.04
 )
 TIMES = (
     "gpu__time_duration.sum",
@@ -120,25 +129,34 @@ def run_profiler(
 
 def profile_before(run: StudyRun) -> None:
     """Collect the full set of every program before its change, and export it as users do."""
-    out = run.out
-    report = out / "before_full.ncu-rep"
-    run_profiler(run, ["--set", "full", "-f", "-o", str(report)], "before", LIMITS_S["full"])
-    pages = {
-        "before_full.csv": ["--page", "raw", "--print-units", "base"],
-        "before_source.csv": ["--page", "source"],
-    }
-    for name, options in pages.items():
-        export = [find_ncu(), "--import", str(report), "--csv", *options]
-        with (out / name).open("w") as stream:
-            subprocess.run(export, stdout=stream, check=False, timeout=40.0)
-        say(f"{name}: {(out / name).stat().st_size} bytes")
+    options = ["--set", "full", "-f", "-o", str(find_report(run))]
+    run_profiler(run, options, "before", LIMITS_S["full"])
+    export_page(run, "before_full.csv.gz", ["--page", "raw", "--print-units", "base"])
+
+
+def find_report(run: StudyRun) -> Path:
+    """Return where the profiler's own report lies, which is too large to be kept."""
+    return Path(gettempdir()) / f"full_set_{run.out.resolve().name}.ncu-rep"
+
+
+def export_page(
+    run: StudyRun,
+    name: str,
+    options: list[str],
+) -> None:
+    """Export a page of the report as a packed CSV."""
+    export = [find_ncu(), "--import", str(find_report(run)), "--csv", *options]
+    page = subprocess.run(export, stdout=subprocess.PIPE, check=False, timeout=40.0)
+    packed = gzip.compress(page.stdout)
+    (run.out / name).write_bytes(packed)
+    say(f"{name}: {len(page.stdout)} bytes, {len(packed)} packed")
 
 
 def predict_changes(run: StudyRun) -> None:
     """Write what `tune` says of every program before its change."""
     from judge_full_set import predict_programs  # needs the whole package, measuring does not
 
-    predictions = predict_programs(run.out / "before_full.csv", run.versions)
+    predictions = predict_programs(run.out / "before_full.csv.gz", run.versions)
     (run.out / "predictions.json").write_text(json.dumps(predictions, indent=1))
     say(f"{len(predictions)} programs predicted")
 
@@ -153,6 +171,8 @@ def profile_times(run: StudyRun) -> None:
 def run_steps(run: StudyRun, steps: str) -> int:
     """Run the steps in order; one that fails is told and the next ones run."""
     measure_tune_pairs.RULE = RULE
+    measure_tune_pairs.BURSTS = BURSTS
+    measure_tune_pairs.WARM_S = WARM_S
     cubin = read_cubin(run.out, run.which_set)
     failed = 0
     work: dict[str, Callable[[], object]] = {
@@ -160,6 +180,7 @@ def run_steps(run: StudyRun, steps: str) -> int:
         "2": lambda: predict_changes(run),
         "3": lambda: measure_pairs(run.out, run.versions, LIMITS_S["measure"], cubin),
         "4": lambda: profile_times(run),
+        "5": lambda: export_page(run, "before_source.csv.gz", ["--page", "source"]),
     }
     for step in steps:
         began_s = time.monotonic()
@@ -176,8 +197,8 @@ def main() -> int:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--set", choices=list(PAIRS), default="eighth", dest="which_set")
-    parser.add_argument("--steps", default="1234")
+    parser.add_argument("--set", choices=list(PAIRS), default="ninth", dest="which_set")
+    parser.add_argument("--steps", default="12435")
     parser.add_argument("--target", choices=["before", "all"], help="the process under ncu")
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--budget", type=float, default=75.0, help="seconds, of --target")

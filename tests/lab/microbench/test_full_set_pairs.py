@@ -70,7 +70,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("which_set", "later"), [("seventh", ["register tiles"]), ("eighth", ["caching"])]
+    ("which_set", "later"),
+    [("seventh", ["register tiles"]), ("eighth", ["caching"]), ("ninth", ["caching"])],
 )
 def test_a_set_has_a_pair_of_every_bottleneck(which_set: str, later: list[str]) -> None:
     """Twenty programs of one pair each; eighteen with an advice, one of each kind but ``later``."""
@@ -138,10 +139,28 @@ def test_today_sees_what_the_full_set_shows() -> None:
     `tune` was mended by this set, so that these are no blind figures."""
     pairs, firsts = judge_folder(MEASURED["seventh"], again=True)
     assert sum(pair["sign"] for pair in pairs) >= 20
-    assert sum(pair["near"] for pair in pairs) >= 18
+    assert sum(pair["near"] for pair in pairs) >= 19
     assert sum(first["right"] for first in firsts) >= 17
     silent = {pair["pair"] for pair in pairs if not pair["advised"]}
     assert silent == {"triad: parallelism", "quartet: occupancy"}
+
+
+def test_a_tree_in_shared_memory_is_a_matter_of_barriers() -> None:
+    """A tree of maxima was not told from other work in shared memory: nothing was said, -39 % came.
+
+    Tensor cores were given a quarter of the passes but not of the conflicts, and functions in double
+    precision kept the loads of their tables. These pairs mended `tune`: no blind figures."""
+    pairs, firsts = judge_folder(MEASURED["eighth"], again=True, which_set="eighth")
+    by_pair = {pair["pair"]: pair for pair in pairs}
+    for pair in ("extremes: barriers", "distances: fp64"):
+        assert by_pair[pair]["predicted"] == pytest.approx(by_pair[pair]["measured"], abs=0.1)
+    assert sum(pair["sign"] for pair in pairs) == len(pairs)
+    assert {first["program"] for first in firsts if first["wanted"] and not first["right"]} == {
+        "growth"
+    }
+    pairs, _ = judge_folder(MEASURED["seventh"], again=True)
+    (dense,) = (pair for pair in pairs if pair["pair"] == "dense: tensor cores")
+    assert dense["near"]
 
 
 def test_a_real_export_lacks_nothing(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ LAUNCH_METRICS = (
     "launch__occupancy_limit_shared_mem",
     "launch__occupancy_limit_warps",
 )
+WHOLE_WARP = 31.0  # active threads of a warp from which on it does not diverge
 MUCH_WAITING = 0.3  # share of waiting from which on its reason is a bottleneck
 LITTLE_TAIL = 0.9  # share of the last wave's multiprocessors at work from which on it costs little
 MOST_WAVES = 4.0  # beyond which a tail is short
@@ -43,6 +44,14 @@ MOST_SINGLE = 1.5  # fp32 instructions for one of the special unit, where it ser
 PRODUCT_SHARE = 0.4  # of a matrix product's instructions that are multiply-adds
 LITTLE_TENSOR = 0.05  # share of the tensor pipe's cycles that moves of constants can take
 TENSOR_L1_SHARE = 0.25  # of its passes that are left where fragments serve tensor cores
+# Threads of a block that combine values in shared memory, level by level: each level has a barrier,
+# loads, a store and an index. Threads of a warp can shuffle instead, with one pass and no barrier.
+EXCHANGE_WAITING = 0.15  # share of the waiting at barriers
+EXCHANGE_ACCESSES = 3.0  # accesses of shared memory for one of global memory
+EXCHANGE_ARITHMETIC = 1.0  # multiply-adds for an access at most: tiles of products have more
+MANY_CONFLICTS = 0.75  # of an access, from which on they are what to mend first
+LEFT_PASSES = 1.0 / 3.0  # a shuffle instead of two loads and a store
+LEFT_INSTRUCTIONS = 0.5
 
 Judge = Callable[[KernelProfile, Sequence[MicroRow]], CodeChange | None]
 
@@ -63,13 +72,36 @@ def waiting_share(profile: KernelProfile, reason: str) -> float:
 def judge_barriers(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
     """Warps that wait at a barrier wait for the slowest of their block."""
     share = waiting_share(p, "barrier")
-    if share < MUCH_WAITING:
-        return None
-    seen = f"{share:.0%} of the waiting is at barriers: warps of a block take different times"
     active = p.counters.active or 32.0
-    ratio = curve_ratio(results, "divergence", 32.0 / active, 1.0) if active < 31.0 else None
+    exchange = _judge_exchange(p, share) if active >= WHOLE_WARP else None
+    if exchange is not None or share < MUCH_WAITING:
+        return exchange
+    seen = f"{share:.0%} of the waiting is at barriers: warps of a block take different times"
+    ratio = curve_ratio(results, "divergence", 32.0 / active, 1.0) if active < WHOLE_WARP else None
     # few threads of a warp do what the others wait for: shared out, it takes fewer instructions
     factor = dict.fromkeys((*ARITHMETIC, "issue", "products"), ratio) if ratio else {}
+    return CodeChange("barriers", seen, factor, wait=1.0 - share, unsure=True)
+
+
+def _judge_exchange(p: KernelProfile, share: float) -> CodeChange | None:
+    """Values that a block combines in shared memory, with a barrier a level, could be shuffled."""
+    m = p.counters
+    accesses = m["shared_passes"] - m["extra_passes"]
+    is_exchange = (
+        share >= EXCHANGE_WAITING
+        and (m.conflicts or 0.0) < MANY_CONFLICTS
+        and accesses >= EXCHANGE_ACCESSES * max(m["loads"], 1.0)
+        and m["pipe_fma"] <= EXCHANGE_ARITHMETIC * accesses
+    )
+    if not is_exchange or m.passes <= 0.0:
+        return None
+    factor = dict.fromkeys(("int", "issue", "products"), (LEFT_INSTRUCTIONS,) * 2)
+    shared = min(m["shared_passes"] / m.passes, 1.0)
+    factor["l1"] = (1.0 - (1.0 - LEFT_PASSES) * shared,) * 2
+    seen = (
+        f"{accesses / max(m['loads'], 1.0):.0f} accesses of shared memory for one of memory and "
+        f"{share:.0%} of the waiting at barriers: threads of a warp can shuffle instead"
+    )
     return CodeChange("barriers", seen, factor, wait=1.0 - share, unsure=True)
 
 
@@ -77,7 +109,7 @@ def judge_instruction_fetch(p: KernelProfile, results: Sequence[MicroRow]) -> Co
     """Code that is longer than the instruction cache is fetched again and again."""
     share = waiting_share(p, "no_instruction")
     active = p.counters.active or 32.0
-    if share < MUCH_WAITING or active < 31.0:  # branches of diverged warps fetch as well
+    if share < MUCH_WAITING or active < WHOLE_WARP:  # branches of diverged warps fetch as well
         return None
     seen = f"{share:.0%} of the waiting is for instructions: the code is longer than its cache"
     return CodeChange("instruction cache", seen, wait=1.0 - share, unsure=True)
@@ -93,22 +125,29 @@ def judge_small_grid(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChang
     return CodeChange("small grid", seen, wait=m["grid"] / sms, unsure=True)
 
 
+def share_before_tail(p: KernelProfile) -> float:
+    """Return the share of the time that a kernel would take without the tail of its last wave."""
+    m = p.counters
+    places = m["sm_count"] * m["resident_blocks"]
+    waves = m["grid"] / places if places > 0.0 else 0.0
+    if not 1.0 < waves < MOST_WAVES:
+        return 1.0
+    each = m["grid"] / m["sm_count"]
+    by_blocks = each / math.ceil(each)
+    q = min(p.busy_share / by_blocks / QUEUED_SHARE, 1.0)  # units are busier before the tail
+    return q * by_blocks + (1.0 - q) * waves / math.ceil(waves)
+
+
 def judge_tail(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
     """The last wave of blocks leaves multiprocessors idle.
 
     Where warps wait for latency, each wave takes as long as a full one. Where units are busy, a
     multiprocessor takes as long as it has blocks, and the ones with most of them set the time."""
-    m = p.counters
-    places = m["sm_count"] * m["resident_blocks"]
-    waves = m["grid"] / places if places > 0.0 else 0.0
-    if not 1.0 < waves < MOST_WAVES:
-        return None
-    each = m["grid"] / m["sm_count"]
-    by_blocks = each / math.ceil(each)
-    q = min(p.busy_share / by_blocks / QUEUED_SHARE, 1.0)  # units are busier before the tail
-    share = q * by_blocks + (1.0 - q) * waves / math.ceil(waves)
+    share = share_before_tail(p)
     if share >= LITTLE_TAIL:
         return None
+    m = p.counters
+    waves = m["grid"] / (m["sm_count"] * m["resident_blocks"])
     seen = f"{waves:.2f} waves of blocks: the last fills {waves % 1.0:.0%} of the places"
     return CodeChange("tail wave", seen, wait=share, unsure=True)
 
@@ -202,8 +241,10 @@ def judge_tensor_cores(p: KernelProfile, results: Sequence[MicroRow]) -> CodeCha
         "issue": (1.0 - m["pipe_fma"] / m["instructions"], 1.0),
     }
     if m.passes > 0.0:
-        # conflicts are a matter of how a tile lies in shared memory, and stay
-        tiles = min(max(m["shared_passes"] - m["extra_passes"], 0.0) / m.passes, 1.0)
+        # fragments lie otherwise in shared memory, so that few conflicts go with the passes; many are
+        # a bottleneck of their own
+        kept = m["extra_passes"] if (m.conflicts or 0.0) >= MANY_CONFLICTS else 0.0
+        tiles = min(max(m["shared_passes"] - kept, 0.0) / m.passes, 1.0)
         factor["l1"] = (1.0 - (1.0 - TENSOR_L1_SHARE) * tiles,) * 2
     added = {"tensor": UnitWork(single.seconds * time, single.joules * joules)}
     share = single.seconds / p.time_s

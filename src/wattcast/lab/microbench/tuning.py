@@ -80,6 +80,7 @@ INDICES_OF_LOAD = 2.0  # integer instructions of an address of 64 bits
 LEAST_ARITHMETIC = 0.5  # floating-point instructions for a load, where outputs are computed of it
 WIDE_BYTE = 15.0  # of a thread and access, from which on accesses are as wide as can be
 LEAST_HIT = 0.5  # of the sectors that the L1 gives itself, where bytes are used again
+ADDITIONS_OF_ROUNDING = 2.0
 LIKE_SAVING = (
     0.9  # of the most joules saved, from which on the change that saves more time is first
 )
@@ -312,10 +313,22 @@ def _judge_fp64(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | N
     if "instructions" in p.counters:
         factor["issue"] = (1.0 - min(gone / p.counters["instructions"], 1.0), 1.0)
     factor |= _halve_wide_accesses(p)
+    if p.counters.calls_functions and p.counters.reuse >= LEAST_REUSE:
+        factor["l1"] = (_share_without_tables(p),) * 2
     share = p.work["fp64"].seconds / p.time_s
     return CodeChange(
         "fp64", f"the fp64 pipe is busy {share:.0%} of the time; fp32 instead", factor, added
     )
+
+
+def _share_without_tables(p: KernelProfile) -> float:
+    """Return the share of the L1's passes that stays without loads that it gives itself.
+
+    Functions in double precision load their coefficients, where single precision has few."""
+    m = p.counters
+    own = max(m.passes - m["shared_passes"], 0.0)
+    hit = m["hit_sectors"] / m["loaded_sectors"] if m["loaded_sectors"] > 0.0 else 0.0
+    return 1.0 - hit * own / m.passes if m.passes > 0.0 else 1.0
 
 
 def _halve_wide_accesses(p: KernelProfile) -> dict[str, tuple[float, float]]:
@@ -362,8 +375,8 @@ def _suspect_conversions(
 ) -> CodeChange | None:
     """Say what conversions would cost if all instructions of a busy special unit were such.
 
-    ``ncu --set full`` does not count conversions. One that is replaced by an addition leaves the
-    slots of issue as they are, and gives the pipe of additions as many."""
+    ``ncu --set full`` does not count conversions. One is replaced by two additions, of 1.5·2^23 and
+    of its negative, which take a slot of issue more and work of their pipe."""
     if "special" not in p.work or p.counters["pipe_fp64"] > 0.0:
         return None
     share = p.work["special"].seconds / p.time_s
@@ -374,15 +387,19 @@ def _suspect_conversions(
         "additions of 1.5·2^23 round as well"
     )
     added = {}
+    factor = {"special": (0.0, 0.0)}
+    if p.counters["instructions"] > 0.0:
+        more = (ADDITIONS_OF_ROUNDING - 1.0) * p.counters["pipe_xu"]
+        factor["issue"] = (1.0 + more / p.counters["instructions"], 1.0)
     addition = keep_first_rounds(results).get("fp32_fma")
     if addition is not None and addition.operation_s:
-        threads = 32.0 * p.counters["pipe_xu"]
+        threads = ADDITIONS_OF_ROUNDING * 32.0 * p.counters["pipe_xu"]
         each = UnitWork(addition.operation_s, addition.operation_above_idle_j or 0.0)
         added["fp32"] = each.scaled(threads)
     return CodeChange(
         "conversions",
         seen,
-        {"special": (0.0, 0.0)},
+        factor,
         added,
         unsure=True,
     )
@@ -395,7 +412,8 @@ def _judge_occupancy(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChang
         return None
     q = queued_share_of_threads(p)
     seen = f"{warps:.0f} warps resident on an SM, no unit above {p.busy_share:.0%}"
-    return CodeChange("occupancy", seen, wait=q + (1.0 - q) * warps / MOST_WARPS)
+    wait = q + (1.0 - q) * warps / MOST_WARPS
+    return CodeChange("occupancy", seen, wait=_keep_tail(p, wait))
 
 
 def _judge_parallelism(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
@@ -407,7 +425,15 @@ def _judge_parallelism(p: KernelProfile, results: Sequence[MicroRow]) -> CodeCha
         f"instructions wait for each other, no unit above {p.busy_share:.0%}; "
         f"{INDEPENDENT:.0f} at once"
     )
-    return CodeChange("parallelism", seen, wait=q + (1.0 - q) / INDEPENDENT)
+    return CodeChange("parallelism", seen, wait=_keep_tail(p, q + (1.0 - q) / INDEPENDENT))
+
+
+def _keep_tail(p: KernelProfile, wait: float) -> float:
+    """Return a factor of the waiting that leaves the time in which the last wave runs alone."""
+    share = launch_judges.share_before_tail(p)
+    if share >= launch_judges.LITTLE_TAIL:
+        return wait
+    return 1.0 - share * (1.0 - wait)
 
 
 def _judge_access_size(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
