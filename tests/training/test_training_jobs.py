@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import wattcast
+from wattcast.core import Dtype
 from wattcast.core.errors import BadInput
 from wattcast.hardware import OperatingPoint, load_gpu
 from wattcast.options.training_options import (
@@ -24,7 +25,7 @@ from wattcast.options.training_options import (
     parse_count,
 )
 from wattcast.predictor.bundle import bundle_for
-from wattcast.training.microbatch import measure_memory, trace_microbatch
+from wattcast.training.microbatch import list_matrices, measure_memory, trace_microbatch
 from wattcast.training.optimiser_work import optimiser_graph
 from wattcast.training.section_costs import cost_microbatches
 from wattcast.training.step_time import ClusterLinks, cost_stages, overlapped_s
@@ -34,6 +35,7 @@ from wattcast.training.training_report import power_over_step, recommend_limit, 
 from wattcast.training.training_strategy import TrainingStrategy
 from wattcast.workload.model_catalogue import load_model
 from wattcast.workload.operator_types import Elementwise
+from wattcast.workload.symbolic_tensor import Tape
 
 MODEL = load_model("qwen3-0.6b")
 
@@ -451,6 +453,29 @@ def test_muon_multiplies_by_newton_and_schulz() -> None:
     shared: dict[str, Any] = {"gpus": 1, "micro_batch": 1, "global_batch": 1, "seq": 512}
     slow, fast = (train(MODEL, "h100-sxm", optimizer=name, **shared) for name in ("muon", "adamw"))
     assert float(slow.step.optimiser_s) > float(fast.step.optimiser_s)
+
+
+def test_filters_of_a_convolution_are_rows_of_one_matrix() -> None:
+    """Whisper's filters over three frames were taken for experts, and a filter of pictures would
+    have lost a dimension: both have more than two.
+    """
+    model = load_model("whisper-small")
+    work = trace_microbatch(model, TrainingRecipe(optimizer=Optimizer.MUON), 1, 448)
+    assert sum(section.expert_trained for section in work.sections) == 0
+
+    stacks = [stack for section in work.sections for stack in section.matrices]
+    hidden = model.dims.hidden
+    assert (1, hidden, 3 * model.dims.mel_bins, False) in stacks
+    assert (1, hidden, 3 * hidden, False) in stacks
+
+
+def test_matrices_of_filters_keep_every_weight() -> None:
+    """A filter of pictures has four dimensions, of which the first was dropped."""
+    tape = Tape(training=True)
+    weight = tape.parameter(64, 3, 7, 7, dtype=Dtype.BF16)
+    filters = {id(weight.storage)}
+    (stack,) = list_matrices([weight], filters)
+    assert stack == (1, 64, 3 * 7 * 7, False)
 
 
 def test_adafactor_passes_over_every_matrix_in_fp32() -> None:

@@ -219,7 +219,7 @@ def train(
         from wattcast.timeseries.power_series import check_series_path
 
         check_series_path(series.power_out)
-    result = train_job(model, gpu, **options)
+    result = train_job(model, gpu, progress=env.tell_progress, **options)
     if series.power_out is not None:
         from wattcast.timeseries.job_power import trace_training
         from wattcast.timeseries.series_files import write_as_asked

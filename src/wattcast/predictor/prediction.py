@@ -118,8 +118,13 @@ def predict_graphs(
     gpu: Gpu,
     at: OperatingPoint,
     bundle: Bundle,
+    *,
+    notes: bool = True,
 ) -> list[Prediction]:
-    """Predict many workloads, in order, with the kernels of ``TOGETHER`` of them in one table."""
+    """Predict many workloads, in order, with the kernels of ``TOGETHER`` of them in one table.
+
+    Without ``notes`` they list no assumptions, which takes less time.
+    """
     predictions = []
     for start in range(0, len(graphs), TOGETHER):
         some_graphs = graphs[start : start + TOGETHER]
@@ -132,6 +137,7 @@ def predict_graphs(
                     gpu,
                     at,
                     bundle,
+                    notes=notes,
                 )
             )
     return predictions
@@ -143,8 +149,10 @@ def predict_timeline(
     gpu: Gpu,
     at: OperatingPoint,
     bundle: Bundle,
+    *,
+    notes: bool = True,
 ) -> Prediction:
-    """Predict a workload whose timeline is known."""
+    """Predict a workload whose timeline is known, and list its assumptions where ``notes`` says."""
     settled, totals, run = run_governed(timeline, gpu, at, bundle)
     power_w = totals.power_w
     is_sweep = power_w.ndim > 0
@@ -174,7 +182,7 @@ def predict_timeline(
         busy_s=_broadcast_like(totals.busy_s, power_w),
         memory_byte=graph.memory_byte,
         fits=fits,
-        assumptions=_list_assumptions(basis, settled.met, at),
+        assumptions=_list_assumptions(basis, settled.met, at) if notes else (),
         status=bundle.status,
         provenance=bundle.provenance,
         basis=basis,

@@ -38,6 +38,7 @@ from wattcast.workload.operator_types import (
     Attention,
     Bmm,
     Collective,
+    Conv2d,
     Elementwise,
     Layout,
     Linear,
@@ -548,6 +549,8 @@ def _section_work(
     backward = [*widening, *casts, *_generate_kernels(backward, section, recipe)]
 
     trained = [weight for weight in section.tape.parameters if weight.needs_grad]
+    filters = _list_filters(section)
+    experts = [weight for weight in trained if _is_expert(weight, filters)]
     frozen = [weight for weight in section.tape.parameters if not weight.needs_grad]
     return SectionWork(
         label=section.label,
@@ -560,28 +563,44 @@ def _section_work(
         backward_exchanges=backward_exchanges,
         trained=sum(weight.numel for weight in trained),
         frozen=sum(weight.numel for weight in frozen),
-        expert_trained=sum(weight.numel for weight in trained if _is_expert(weight)),
+        expert_trained=sum(weight.numel for weight in experts),
         input_byte=memory.input_byte,
         saved_byte=memory.saved_byte,
         product_byte=memory.product_byte,
         peak_byte=memory.peak_byte,
-        matrices=_list_matrices(trained),
+        matrices=list_matrices(trained, filters),
         key_byte=key_byte,
     )
 
 
-def _is_expert(weight: Tensor) -> bool:
+def _list_filters(section: ProgramSection) -> set[int]:
+    """Return the storages of the weights of convolutions."""
+    storages: set[int] = set()
+    for entry in section.forward:
+        if isinstance(entry.op, Conv2d):
+            storages |= {id(tensor.storage) for tensor in entry.reads}
+    return storages
+
+
+def _is_expert(weight: Tensor, filters: set[int]) -> bool:
     """Whether a weight holds matrices of experts, which have the expert as first dimension."""
-    return len(weight.shape) == 3
+    return len(weight.shape) == 3 and id(weight.storage) not in filters
 
 
-def _list_matrices(weights: Sequence[Tensor]) -> tuple[MatrixStack, ...]:
-    """Return the matrices among the weights."""
+def list_matrices(weights: Sequence[Tensor], filters: set[int]) -> tuple[MatrixStack, ...]:
+    """Return the matrices among the weights.
+
+    The filters of a convolution are the rows of one matrix, as Muon flattens them [Jordan2024].
+    """
     matrices = []
     for weight in weights:
-        if len(weight.shape) > 1:
-            number, rows, columns = (1, *weight.shape)[-3:]
-            matrices.append(MatrixStack(number, rows, columns, _is_expert(weight)))
+        if len(weight.shape) < 2:
+            continue
+        is_expert = _is_expert(weight, filters)
+        number = weight.shape[0] if is_expert else 1
+        rows = weight.shape[1] if is_expert else weight.shape[0]
+        columns = weight.numel // (number * rows)
+        matrices.append(MatrixStack(number, rows, columns, is_expert))
     return tuple(matrices)
 
 

@@ -19,7 +19,7 @@ from wattcast.options.training_options import (
     TrainingRecipe,
 )
 from wattcast.predictor.bundle.bundle_file import Bundle
-from wattcast.predictor.prediction import Prediction, predict_graphs
+from wattcast.predictor.prediction import Prediction, predict_graphs, predict_timeline
 from wattcast.training.microbatch import (
     MicrobatchWork,
     SectionWork,
@@ -73,6 +73,13 @@ class MicrobatchCost:
     sections: tuple[SectionCost, ...]
     predictions: tuple[Prediction, ...]  # forward and backward of each section
 
+    def list_assumptions(self) -> tuple[str, ...]:
+        """Return what the prediction of the first pass assumes."""
+        basis = self.predictions[0].basis
+        assert basis is not None
+        noted = predict_timeline(basis.timeline, basis.graph, basis.gpu, basis.at, basis.bundle)
+        return noted.assumptions
+
 
 def sweep_clocks(gpu: Gpu, at: OperatingPoint) -> OperatingPoint:
     """Return the clocks at which costs are computed, without a power limit.
@@ -101,7 +108,7 @@ def cost_microbatches(
             passes_of[id(section)] = _list_passes(section, recipe, gpu)
     # copies of weights are the same for all micro-batches
     graphs = list(dict.fromkeys(itertools.chain(*passes_of.values())))
-    swept = predict_graphs(graphs, gpu, sweep_clocks(gpu, at), bundle)
+    swept = predict_graphs(graphs, gpu, sweep_clocks(gpu, at), bundle, notes=False)
     prediction_of = dict(zip(graphs, swept, strict=True))
 
     slowdown = recipe.attention_slowdown

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import (
     dataclass,
-    field,
     fields,
     replace,
 )
@@ -25,8 +24,8 @@ from wattcast.core import (
 )
 from wattcast.core.arrays import Array
 from wattcast.core.units import show_plain
-from wattcast.core.user_results import ResultList, UserResult
-from wattcast.hardware import Gpu, OperatingPoint
+from wattcast.core.user_results import ResultList, UserResult, find_notebook_progress
+from wattcast.hardware import Gpu
 from wattcast.hardware.catalogue_reader import node_of_gpu
 from wattcast.options.keywords import TrainKeywords
 from wattcast.options.setting_options import PriceOptions, SettingOptions
@@ -44,8 +43,6 @@ from wattcast.predictor.api import (
     find_bundle,
     find_gpu,
 )
-from wattcast.predictor.bundle.bundle_file import Bundle
-from wattcast.predictor.prediction import predict_graphs
 from wattcast.predictor.prices import Prices, read_prices
 from wattcast.predictor.run_settings import resolve_settings
 from wattcast.predictor.runnable_checks import (
@@ -60,12 +57,15 @@ from wattcast.training import (
 )
 from wattcast.training.checkpoint_log import WrittenCheckpoint, read_checkpoint_log
 from wattcast.training.microbatch import (
-    MicrobatchWork,
     TrainingMemory,
     measure_memory,
-    trace_microbatch,
 )
-from wattcast.training.optimiser_work import optimiser_graph
+from wattcast.training.strategy_search import (
+    Candidate,
+    JobSetting,
+    SearchProgress,
+    evaluate_strategies,
+)
 from wattcast.training.training_coefficients import TRAINING
 from wattcast.training.training_strategy import TrainingStrategy
 from wattcast.workload.model_catalogue import (
@@ -78,6 +78,8 @@ from wattcast.workload.model_options import (
 )
 from wattcast.workload.readers.load_workload import find_model
 
+Tell = Callable[[str], None]
+
 # Tokens of a step where no batch is given: half a million, usual for models of a few billion.
 STEP_TOKENS = 524_288
 SECTIONS = (
@@ -88,66 +90,6 @@ SECTIONS = (
 # Shares of the power limit on the curve of time against energy.
 LIMIT_SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)
 SHORTEST_SEQ = 512  # tokens of a sequence that is proposed where a job does not fit
-
-
-@dataclass(frozen=True)
-class JobSetting:
-    """What a job trains and how, on which GPU and at which clock or power limit."""
-
-    model: ModelSpec
-    gpu: Gpu
-    at: OperatingPoint
-    bundle: Bundle
-    recipe: TrainingRecipe
-    length: int  # tokens of a sequence
-    links: step_time.ClusterLinks
-    node_gpus: int  # GPUs of a node
-
-    @property
-    def usable_byte(self) -> float:
-        """Memory of a GPU that a job can use."""
-        return float(np.mean(self.gpu.memory.capacity_byte)) * TRAINING.usable_memory
-
-    @property
-    def limit_w(self) -> float:
-        """The power limit, the default one where none is given."""
-        set_limit_w = self.at.power_limit_w
-        return float(np.mean(self.gpu.power.limit_w if set_limit_w is None else set_limit_w))
-
-    @property
-    def clocks_hz(self) -> Array:
-        """The clocks at which steps are costed."""
-        return np.ravel(np.asarray(section_costs.sweep_clocks(self.gpu, self.at).clock_hz))
-
-    @property
-    def waiting_w(self) -> Array:
-        """Power of a GPU that waits for others or for an exchange, at every clock."""
-        return self.bundle.power.idle_power_w(self.clocks_hz)
-
-    def trace(self, strategy: TrainingStrategy) -> MicrobatchWork:
-        """Trace a micro-batch of a strategy."""
-        return trace_microbatch(
-            self.model,
-            self.recipe,
-            strategy.micro_batch,
-            self.length,
-            strategy.tp,
-            strategy.cp,
-            strategy.ep,
-            strategy.sequence_parallel,
-        )
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A strategy, what it needs and how fast it is."""
-
-    strategy: TrainingStrategy
-    memory: TrainingMemory
-    fits: bool
-    step: step_time.StepTime | None  # None where it does not fit
-    swept: step_time.StepTime | None = field(default=None, repr=False)  # the step at all clocks
-    cost: section_costs.MicrobatchCost | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, repr=False)
@@ -308,6 +250,8 @@ class TrainingResult(UserResult):
 def train(
     model: str | ModelSpec,
     gpu: str | Path | Gpu,
+    *,
+    progress: Tell | None = None,
     **options: Unpack[TrainKeywords],
 ) -> TrainingResult: ...
 
@@ -316,6 +260,8 @@ def train(
 def train(
     model: str | ModelSpec,
     gpu: SeveralGpus,
+    *,
+    progress: Tell | None = None,
     **options: Unpack[TrainKeywords],
 ) -> ResultList[TrainingResult]: ...
 
@@ -324,6 +270,8 @@ def train(
 def train(
     model: str | ModelSpec,
     gpu: str | Path | Gpu | SeveralGpus,
+    *,
+    progress: Tell | None = None,
     **options: Unpack[TrainKeywords],
 ) -> TrainingResult | ResultList[TrainingResult]:
     """Predict a training job; what is not given is chosen so that it fits and takes the least time,
@@ -343,9 +291,12 @@ def train(
     failures·gpus·minutes of all time is lost; ``pause_share`` is the share of evaluation and other
     work that draws as much as steps do. After every ``checkpoint_every`` steps the GPUs wait
     ``checkpoint_time`` for a checkpoint and draw what idle GPUs do, or as a ``checkpoint_log``
-    says."""
+    says.
+
+    ``progress`` is called with a line about the search once a second; a notebook shows that line
+    below its cell where no other ``progress`` is given."""
     if isinstance(gpu, list | tuple):
-        return ResultList(train(model, kind, **options) for kind in gpu)
+        return ResultList(train(model, kind, progress=progress, **options) for kind in gpu)
     chosen = TRAIN.parse(options)
     order = chosen[TrainingJob]
     losses = chosen[JobLosses]
@@ -358,7 +309,8 @@ def train(
         raise bad_value("minimise", "a price for cost", "none", do)
 
     score = _make_score(order.minimise, job.gpu.name, losses.host_share, prices)
-    candidates = _rank_strategies(job, chosen, score)
+    search = SearchProgress(progress or find_notebook_progress())
+    candidates = _rank_strategies(job, chosen, score, search)
     reason = _say_why(candidates, order.minimise, score)
     return _describe_job(
         job,
@@ -374,11 +326,13 @@ def _rank_strategies(
     job: JobSetting,
     chosen: ParsedOptions,
     score: Callable[[Candidate], float],
+    search: SearchProgress,
 ) -> list[Candidate]:
     """Return the ways to share a job, the best first; raise an error if none fits."""
     gpus = chosen[TrainingJob].gpus
     list_ways = _make_lister(job, chosen[TrainingJob], chosen[GpuSharing])
-    candidates = _evaluate_strategies(job, list_ways(gpus), chosen[SettingOptions].force)
+    force = chosen[SettingOptions].force
+    candidates = evaluate_strategies(job, list_ways(gpus), force, search)
     if not any(candidate.step for candidate in candidates):
         raise _explain_misfit(job, gpus, candidates, list_ways)
     return sorted(candidates, key=score)
@@ -613,121 +567,6 @@ def _make_lister(
     return partial(training_strategy.list_strategies, space=space)
 
 
-def _evaluate_strategies(
-    job: JobSetting,
-    strategies: Sequence[TrainingStrategy],
-    force: bool,
-) -> list[Candidate]:
-    """Check the memory of every strategy, and time those that may be the best."""
-    works = [job.trace(strategy) for strategy in strategies]
-    memories = []
-    for work, strategy in zip(works, strategies, strict=True):
-        memories.append(measure_memory(work, job.recipe, strategy))
-    timed = _choose_timed(strategies, memories, job.usable_byte)
-    if force and not timed:
-        leanest = min(range(len(strategies)), key=lambda place: memories[place].total_byte)
-        timed = {strategies[leanest]}
-    steps = _time_strategies(job, works, strategies, timed)
-    candidates = []
-    for strategy, memory in zip(strategies, memories, strict=True):
-        fits = memory.total_byte <= job.usable_byte
-        if strategy not in steps:
-            candidates.append(Candidate(strategy, memory, fits, None))
-            continue
-        swept, cost = steps[strategy]
-        step = swept.hold_power(job.limit_w * job.bundle.governor_share)
-        candidates.append(
-            Candidate(
-                strategy,
-                memory,
-                fits,
-                step,
-                swept,
-                cost,
-            )
-        )
-    return candidates
-
-
-def _time_strategies(
-    job: JobSetting,
-    works: Sequence[MicrobatchWork],
-    strategies: Sequence[TrainingStrategy],
-    timed: set[TrainingStrategy],
-) -> dict[TrainingStrategy, tuple[step_time.StepTime, section_costs.MicrobatchCost]]:
-    """Return the step at all clocks, and the cost of a micro-batch, of the ``timed`` strategies."""
-    work_of = {
-        strategy: work
-        for work, strategy in zip(works, strategies, strict=True)
-        if strategy in timed
-    }
-    unique = {id(work): work for work in work_of.values()}
-    costs = section_costs.cost_microbatches(
-        list(unique.values()),
-        job.recipe,
-        job.gpu,
-        job.at,
-        job.bundle,
-    )
-    cost_of = dict(zip(unique, costs, strict=True))
-    graphs = [optimiser_graph(work, job.recipe, way) for way, work in work_of.items()]
-    clocks = section_costs.sweep_clocks(job.gpu, job.at)
-    optimisers = predict_graphs(graphs, job.gpu, clocks, job.bundle)
-    steps = {}
-    for (strategy, work), optimiser in zip(work_of.items(), optimisers, strict=True):
-        cost = cost_of[id(work)]
-        step = step_time.time_step(
-            cost,
-            job.recipe,
-            strategy,
-            job.links,
-            optimiser,
-            job.clocks_hz,
-            job.waiting_w,
-            job.bundle.cards.latency,
-        )
-        steps[strategy] = (step, cost)
-    return steps
-
-
-def _choose_timed(
-    strategies: Sequence[TrainingStrategy],
-    memories: Sequence[TrainingMemory],
-    usable_byte: float,
-) -> set[TrainingStrategy]:
-    """Return the strategies that fit and may be best.
-
-    They have the largest micro-batches and the least recomputation. Of strategies that differ in
-    the micro-batch only, the two largest that fit are timed. More recomputation is timed only where
-    less of it leaves room for a single sequence.
-    """
-    groups: dict[TrainingStrategy, dict[Recompute, list[TrainingStrategy]]] = {}
-    for strategy, memory in zip(strategies, memories, strict=True):
-        if memory.total_byte <= usable_byte:
-            group_key = replace(
-                strategy,
-                micro_batch=1,
-                accumulation=1,
-                recompute=Recompute.NONE,
-            )
-            group = groups.setdefault(group_key, {})
-            group.setdefault(strategy.recompute, []).append(strategy)
-    timed: set[TrainingStrategy] = set()
-    for group in groups.values():
-        timed.update(_two_largest(group.pop(Recompute.OFFLOAD, [])))
-        for recompute in Recompute:
-            largest = _two_largest(group.get(recompute, []))
-            timed.update(largest)
-            if len(largest) > 1:
-                break
-    return timed
-
-
-def _two_largest(strategies: Sequence[TrainingStrategy]) -> list[TrainingStrategy]:
-    """Return the strategies of the two largest micro-batches."""
-    return sorted(strategies, key=lambda strategy: strategy.micro_batch)[-2:]
-
-
 def _say_why(
     candidates: Sequence[Candidate],
     minimise: str,
@@ -916,5 +755,5 @@ def _list_assumptions(
     notes.append(f"hosts, network and fans draw {host_share:.0%} on top of the GPUs")
     notes.append(SECTIONS)
     if best.cost is not None:
-        notes += best.cost.predictions[0].assumptions
+        notes += best.cost.list_assumptions()
     return tuple(dict.fromkeys(notes))
