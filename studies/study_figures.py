@@ -265,6 +265,27 @@ def _judge_training() -> Mapping[str, float]:
     }
 
 
+@cache
+def _judge_recipes() -> Mapping[str, float]:
+    """Return mean errors of the fine-tuning recipes that were predicted before measurement."""
+    from judge_recipe_rows import COLUMNS, MEASURED, PREDICTIONS, read_columns, read_plan
+
+    measured = read_columns(MEASURED)
+    predicted = read_columns(PREDICTIONS)
+    names = [name for name in read_plan()["held-out"] if name in measured]
+    assert len(names) == 18, f"the pages say 18 steps, and {len(names)} were measured"
+    means = {}
+    for column in COLUMNS:
+        errors = [abs(predicted[n][column] / measured[n][column] - 1.0) for n in names]
+        means[column] = 100.0 * float(np.mean(errors))
+    return means
+
+
+def show_recipes(column: str) -> str:
+    """Return the mean error of the steps of recipes in one quantity."""
+    return f"{_judge_recipes()[column]:.1f} %"
+
+
 def show_training(column: str) -> str:
     """Return the mean error of the training steps in one quantity."""
     return f"{_judge_training()[column]:.1f} %"
@@ -469,6 +490,9 @@ FIGURES: dict[str, Callable[[], str]] = {
     "study.training-steps.latency": lambda: show_training("latency_s"),
     "study.training-steps.power": lambda: show_training("power_w"),
     "study.training-steps.energy": lambda: show_training("energy_j"),
+    "study.recipe-steps.latency": lambda: show_recipes("latency_s"),
+    "study.recipe-steps.power": lambda: show_recipes("power_w"),
+    "study.recipe-steps.energy": lambda: show_recipes("energy_j"),
     "study.explorations": show_explorations,
     "study.traces-gpuwattch": lambda: _show_trace_error("gtx480_gpuwattch, worst component, W"),
     "study.traces-accelwattch": lambda: _show_trace_error(
