@@ -56,50 +56,107 @@ def load_h200() -> tuple[Gpu, Bundle]:
     return gpu, replace(bundle, launch=replace(bundle.launch, host_s_per_operator=0.0))
 
 
+@dataclass(frozen=True)
+class MeasuredKernel:
+    """A row of a database with its operator, the family of its kernel, and a measured figure."""
+
+    place: int  # in the database
+    op: Operator
+    condition: RunCondition
+    kernel_family: str
+    figure: float
+
+
 @cache
 def load_measured(database: str, quantity: str, kernels: str) -> MeasuredKernels:
     """Return rows with their latency, watts or counted bytes.
 
     ``kernels`` are the beginnings of the names of kernel families, separated by blanks.
     """
-    families = " ".join(name.partition(".")[0] for name in kernels.split())
-    if quantity in ("latency", "power"):
-        rows, figures = _select_runs(database, quantity, families)
-    elif quantity in LAUNCH_QUANTITIES:
-        rows, figures = _select_launched(database, quantity, families)
-    else:
-        rows, figures = _select_counted(database, quantity, families)
-    conditions = [read_condition(row) for row in rows]
-    if quantity not in ("latency", "power", *LAUNCH_QUANTITIES):
-        conditions = [replace(condition, rotated=COUNTED_ROTATION) for condition in conditions]
-    ops = parse_operators([row["operator"] for row in rows], database)
-
-    gpu, bundle = load_h200()
-    family = build_kernels(ops, tuple(conditions), gpu, bundle.reference, ()).work.kernel_family
-    is_chosen = np.array([name.startswith(tuple(kernels.split())) for name in family.values])
-    places = np.flatnonzero(is_chosen.take(family.place))
-    if len(places) > MOST_ROWS:
-        places = np.sort(np.random.default_rng(0).choice(places, MOST_ROWS, replace=False))
+    prefixes = tuple(kernels.split())
+    families = sorted({"engine", *(name.partition(".")[0] for name in prefixes)})
+    chosen = []
+    for family in families:
+        measured = list_measured(database, quantity, family)
+        chosen += [kernel for kernel in measured if kernel.kernel_family.startswith(prefixes)]
+    chosen.sort(key=lambda kernel: kernel.place)
+    if len(chosen) > MOST_ROWS:
+        places = np.random.default_rng(0).choice(len(chosen), MOST_ROWS, replace=False)
+        chosen = [chosen[place] for place in sorted(places.tolist())]
     return MeasuredKernels(
-        tuple(ops[place] for place in places.tolist()),
-        tuple(conditions[place] for place in places.tolist()),
-        np.array(figures)[places],
+        tuple(kernel.op for kernel in chosen),
+        tuple(kernel.condition for kernel in chosen),
+        np.array([kernel.figure for kernel in chosen]),
     )
 
 
-def _is_of_family(row: Plain, families: str) -> bool:
-    family = "gemm" if row["family"] in ("linear", "bmm") else str(row["family"])
-    return family.startswith("engine_") or family in families.split()
+@cache
+def list_measured(database: str, quantity: str, family: str) -> list[MeasuredKernel]:
+    """Return what a database measured of a family of operators, parsed once for all coefficients.
+
+    Operators of engines are one family.
+    """
+    rows = [row for row in select_rows(database, quantity) if row.family == family]
+    if not rows:
+        return []
+    conditions = [read_condition(row.row) for row in rows]
+    if quantity not in ("latency", "power", *LAUNCH_QUANTITIES):
+        conditions = [replace(condition, rotated=COUNTED_ROTATION) for condition in conditions]
+    ops = parse_operators([row.row["operator"] for row in rows], database)
+
+    gpu, bundle = load_h200()
+    forget_kernels(bundle)  # which an earlier test may have built with a changed coefficient
+    names = build_kernels(ops, tuple(conditions), gpu, bundle.reference, ()).work.kernel_family
+    kernel_families = [names.values[place] for place in names.place.tolist()]
+    columns = zip(rows, ops, conditions, kernel_families, strict=True)
+    return [
+        MeasuredKernel(row.place, op, condition, kernel_family, row.figure)
+        for row, op, condition, kernel_family in columns
+    ]
 
 
-def _select_runs(database: str, quantity: str, families: str) -> tuple[list[Plain], list[float]]:
+@dataclass(frozen=True)
+class SelectedRow:
+    """A row of a database, with its place there, its family and the figure that was measured."""
+
+    place: int
+    row: Plain
+    family: str
+    figure: float
+
+
+@cache
+def select_rows(database: str, quantity: str) -> list[SelectedRow]:
+    """Return the rows of a database that have a figure, whatever their family."""
+    if quantity in ("latency", "power"):
+        rows, figures = _select_runs(database, quantity)
+    elif quantity in LAUNCH_QUANTITIES:
+        rows, figures = _select_launched(database, quantity)
+    else:
+        rows, figures = _select_counted(database, quantity)
+    columns = enumerate(zip(rows, figures, strict=True))
+    return [SelectedRow(place, row, _name_family(row), figure) for place, (row, figure) in columns]
+
+
+def _name_family(row: Plain) -> str:
+    family = str(row["family"])
+    if family.startswith("engine_"):
+        return "engine"
+    return "gemm" if family in ("linear", "bmm") else family
+
+
+@cache
+def _read_rows(database: str) -> list[Plain]:
+    return read_plain_rows(database)
+
+
+def _select_runs(database: str, quantity: str) -> tuple[list[Plain], list[float]]:
     """Select bursts for their latency, and sustained rows below the power limit for their watts."""
     kind = "burst" if quantity == "latency" else "sustained"
     column = "latency_s" if quantity == "latency" else "power_w"
     rows = []
-    for row in read_plain_rows(database):
-        is_usable = not row.get("error") and row.get("kind") == kind and row.get(column)
-        if not is_usable or not _is_of_family(row, families):
+    for row in _read_rows(database):
+        if row.get("error") or row.get("kind") != kind or not row.get(column):
             continue
         is_plain = (row.get("data") or "random") == "random"
         is_capped = quantity == "power" and row[column] > UNCAPPED_W
@@ -108,14 +165,12 @@ def _select_runs(database: str, quantity: str, families: str) -> tuple[list[Plai
     return rows, [float(row[column]) for row in rows]
 
 
-def _select_launched(
-    database: str, quantity: str, families: str
-) -> tuple[list[Plain], list[float]]:
+def _select_launched(database: str, quantity: str) -> tuple[list[Plain], list[float]]:
     """Select operators with the blocks of their longest kernel, or with the number of kernels."""
     rows: dict[str, Plain] = {}
-    for row in read_plain_rows(database):
+    for row in _read_rows(database):
         is_listed = row.get("kernel_grids") and row.get("kernel_s") and not row.get("error")
-        if is_listed and row["kind"] == "burst" and _is_of_family(row, families):
+        if is_listed and row["kind"] == "burst":
             rows.setdefault(f"{row['operator']} {row['layout']} {row['detail']}", row)
     if quantity == "launches":
         return list(rows.values()), [float(len(row["kernel_grids"])) for row in rows.values()]
@@ -126,15 +181,15 @@ def _select_launched(
     return list(rows.values()), figures
 
 
-def _select_counted(database: str, quantity: str, families: str) -> tuple[list[Plain], list[float]]:
+def _select_counted(database: str, quantity: str) -> tuple[list[Plain], list[float]]:
     """Select operators whose bytes a profiler counted."""
     counted_byte: defaultdict[str, float] = defaultdict(float)
     for kernel in read_table(database_folder(database) / COUNTERS_FILE):
         counted_byte[kernel["spec"]] += _count_bytes(kernel, quantity)
     rows: dict[str, Plain] = {}
-    for row in read_plain_rows(database):
+    for row in _read_rows(database):
         spec = row.get("spec") or ""
-        if spec in counted_byte and not row.get("error") and _is_of_family(row, families):
+        if spec in counted_byte and not row.get("error"):
             rows.setdefault(spec, row)
     return list(rows.values()), [counted_byte[spec] for spec in rows]
 
