@@ -21,18 +21,20 @@ from itertools import product
 import numpy as np
 
 from wattcast.coefficients import Coefficients, load_coefficients
+from wattcast.core import Dtype
 from wattcast.core.arrays import (
     Array,
     CodedColumn,
     map_distinct,
 )
 from wattcast.core.strict_files import FitStatus
-from wattcast.kernels.kernel_table import root_family
+from wattcast.kernels.kernel_table import group_forms, root_family
 from wattcast.predictor.bundle.bundle_file import Bundle, ResidualEnds
 from wattcast.predictor.bundle.support_widening import (
     NORMAL_P90,
     OUTWARD,
     ForecastEnds,
+    LatencySpread,
     LearnedPair,
     learned_distances,
 )
@@ -56,6 +58,7 @@ class UncertaintyCoefficients(Coefficients):
 UNCERTAINTY = load_coefficients("uncertainty", UncertaintyCoefficients)
 # low and high end of power under a power limit, over the limit
 GOVERNED = (UNCERTAINTY.governed_low, UNCERTAINTY.governed_high)
+_WIDE_FORMATS = (Dtype.FP32, Dtype.TF32)
 _ENDS_OF_PAIR = [0, 0, 1, 1]  # low and high end of latency, and of power
 
 
@@ -74,6 +77,7 @@ def compute_interval(
     distances: Sequence[SupportDistance],
     residuals: Mapping[str, ResidualEnds] | None = None,
     steps: LearnedPair | None = None,
+    wide: LatencySpread | None = None,
 ) -> PredictionInterval:
     """Compute the interval of a workload from the residuals of its kernels' families.
 
@@ -81,10 +85,13 @@ def compute_interval(
     ``GOVERNED`` of that. Where the host holds a run up, kernels that take longer hide behind it,
     and an idle GPU draws a part of the energy, in which kernels do not err. The energy interval
     adds those of latency and power in quadrature of logs: their errors have
-    opposite signs if any correlation. ``residuals`` and ``steps`` stand for those that ship.
+    opposite signs if any correlation. ``residuals``, ``steps`` and ``wide`` stand for those that
+    ship; ``residuals`` alone also for the spread of wide formats.
 
     Steps of the very engine that was measured were measured as a whole: their own spread stands for
-    that of their kernels, of which only those that were never measured add to it.
+    that of their kernels, of which only those that were never measured add to it. The time of
+    products in fp32 or TF32 is in no table: the spread of whole models stands for that of a
+    forecast's kernels.
     """
     bundle = basis.bundle
     if residuals is not None:
@@ -104,6 +111,8 @@ def compute_interval(
 
     together = learned_distances().together
     time_ends = combine_log_ends(basis.time_shares, kernel_ends[:, :2], together.latency)
+    if residuals is None or wide is not None:
+        time_ends = _replace_wide_ends(basis, time_ends, wide)
     time_ends = time_ends * _scale_time_ends(basis, bundle)[..., np.newaxis]
     latency_ends = widen_log_ends(_hide_behind_host(basis, time_ends), spread[..., :2])
     latency = np.exp(latency_ends)
@@ -121,6 +130,19 @@ def compute_interval(
         power_w=power_w,
         energy_j=totals.energy_j[..., np.newaxis] * np.exp(energy_log),
     )
+
+
+def _replace_wide_ends(
+    basis: PredictionBasis,
+    time_ends: Array,
+    wide: LatencySpread | None,
+) -> Array:
+    """Replace the ends of a forecast by those of whole models where its products are wide."""
+    share = find_wide_share(basis)[..., np.newaxis]
+    if not np.any(share > 0.0):
+        return time_ends
+    spread = wide or find_wide_spread(basis)
+    return widen_log_ends((1.0 - share) * time_ends, share * spread.latency)
 
 
 def _hide_behind_host(basis: PredictionBasis, time_ends: Array) -> Array:
@@ -332,3 +354,28 @@ def find_step_kind(basis: PredictionBasis) -> str:
     families = basis.timeline.kernels.work.kernel_family.values
     kind = "experts" if any(".experts" in family for family in families) else "dense"
     return f"{kind}, board told" if basis.gpu.board else kind
+
+
+def find_wide_share(basis: PredictionBasis) -> Array:
+    """Find the share of fp32 and TF32 in the time of the products of a forecast, ``(*sweep,)``."""
+    none = np.zeros(basis.totals.latency_s.shape)
+    if basis.bundle.status is not FitStatus.FORECAST:
+        return none
+    ops = basis.timeline.kernels.ops
+    is_product = np.zeros(len(ops))
+    is_wide = np.zeros(len(ops))
+    for rows in group_forms(ops):
+        op = ops[int(rows[0])]
+        is_product[rows] = op.is_product
+        is_wide[rows] = op.is_product and op.dtype in _WIDE_FORMATS
+    if not is_wide.any():
+        return none
+    product_share = (basis.time_shares * is_product).sum(axis=-1)
+    wide_share = (basis.time_shares * is_wide).sum(axis=-1)
+    return np.divide(wide_share, product_share, out=none, where=product_share > 0.0)
+
+
+def find_wide_spread(basis: PredictionBasis) -> LatencySpread:
+    """Find the spread of models in fp32 or TF32 on the GPU of a forecast."""
+    learned = learned_distances().wide
+    return learned.get(basis.gpu.name, learned["other"])

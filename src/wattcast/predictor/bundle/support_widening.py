@@ -191,6 +191,14 @@ class LearnedPair(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: str
 
 
+class LatencySpread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A half-width of the latency in logs, learned from so many rows."""
+
+    latency: float
+    rows: int
+    source: str
+
+
 class HostSpread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The time of a host over the one assumed: low and high ends of 90 % of runs that it holds
     up.
@@ -230,6 +238,9 @@ class LearnedDistances(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     conditions: dict[str, ConditionWidening]  # clock, power limit, ...
     forecast: dict[str, ForecastEnds]  # by family of kernels, ``other`` for the rest
     forecast_source: str
+    # of models in fp32 or TF32 on a GPU that is forecast, by GPU; ``other``: of GPUs on which none
+    # was measured
+    wide: dict[str, LatencySpread]
     # kinds of an engine's kernels on a measured card, by other versions of it
     engines: dict[str, ForecastEnds] = {}
 

@@ -58,6 +58,10 @@ from wattcast.lab.validate.public_checks.published_runs import (
     read_other_gpus,
     read_published_runs,
 )
+from wattcast.lab.validate.public_checks.wide_format_intervals import (
+    WideRows,
+    find_ends_without_networks,
+)
 from wattcast.predictor.api import predict_many
 from wattcast.predictor.bundle import bundle_for, forecast_bundle
 from wattcast.predictor.bundle.bundle_file import Bundle, ResidualEnds
@@ -277,7 +281,9 @@ def judge_public_sets(reference: Path) -> Iterable[tuple[str, str, Array, Array]
             some.predictions[0].basis.bundle.residuals, without[some.chip]
         )
         for quantity in some.measured:
-            yield quantity, some.name, some.log_ratio(quantity), some.ends(quantity, residuals)
+            is_wide = quantity == "latency" and some.name.endswith(_FP32)
+            ends = _ends_of_left_out_networks(some) if is_wide else some.ends(quantity, residuals)
+            yield quantity, some.name, some.log_ratio(quantity), ends
 
 
 @cache
@@ -566,6 +572,14 @@ def _ends_of_left_out_engines(some: ModelSet, quantity: str) -> Array:
             engines == name
         ]
     return log_ends
+
+
+def _ends_of_left_out_networks(some: ModelSet) -> Array:
+    """Return log-ends of the latency of models in fp32, each learned from the others on its GPU."""
+    networks = np.array([_engine_of(p) for p in some.predictions])
+    rows = WideRows(networks, some.predictions, some.measured["latency"])
+    latency_s = np.array([p.latency_s for p in some.predictions])
+    return np.asarray(np.log(find_ends_without_networks(rows) / latency_s[:, np.newaxis]))
 
 
 def _engine_of(p: Prediction) -> str:

@@ -43,6 +43,12 @@ from wattcast.lab.validate.public_checks.published_runs import (
     read_published_file,
     read_published_runs,
 )
+from wattcast.lab.validate.public_checks.wide_format_checks import ask_fp32_rows
+from wattcast.lab.validate.public_checks.wide_format_intervals import (
+    WideRows,
+    learn_wide_spreads,
+)
+from wattcast.lab.validate.typed_commands import answer_commands
 from wattcast.predictor.api import predict
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.engine_host import load_host_times
@@ -231,6 +237,13 @@ def learn_engine_host(gpu: str) -> distances.HostSpread:
     return distances.HostSpread(round(low, 2), round(high, 2), len(ratios), source)
 
 
+def learn_wide_formats(reference: Path) -> dict[str, distances.LatencySpread]:
+    """Learn half-widths of models in fp32 and TF32, as ``predict`` answers for them."""
+    rows = ask_fp32_rows(reference)
+    predictions = answer_commands([row.command for row in rows])
+    return learn_wide_spreads(WideRows.from_judged(rows, predictions))
+
+
 def least_slope(
     distance: Array,
     off: Array,
@@ -416,6 +429,7 @@ def learn(reference: Path) -> str:
         engine_host=learn_engine_host("h200"),
         conditions=msgspec.convert(conditions, dict[str, distances.ConditionWidening]),
         forecast=coverage.learn_forecast_ends(kernels, models),
+        wide=learn_wide_formats(reference),
         engines=coverage.learn_engine_ends(kernels),
         forecast_source="kernel tables of A100, B200 and L40S, whole models of A100 and A10, "
         "against their forecasts",

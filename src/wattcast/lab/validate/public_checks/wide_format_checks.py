@@ -22,7 +22,7 @@ from wattcast.calibrate.scoring import (
     make_ledger_row,
     mean_percent_error,
 )
-from wattcast.core.arrays import Array
+from wattcast.core.arrays import Array, Mask
 from wattcast.lab.validate.public_checks.published_commands import AS_BUILT, ask_by_name
 from wattcast.lab.validate.public_checks.published_runs import (
     PUBLISHED_GPU,
@@ -30,6 +30,10 @@ from wattcast.lab.validate.public_checks.published_runs import (
     fp32_runs,
     read_other_gpus,
     read_published_runs,
+)
+from wattcast.lab.validate.public_checks.wide_format_intervals import (
+    WideRows,
+    find_ends_without_networks,
 )
 from wattcast.lab.validate.typed_commands import (
     JudgedRow,
@@ -46,12 +50,26 @@ _MUST_LONG = 8.0  # of the time of long runs
 
 
 def fp32_rows(folder: Path) -> list[LedgerRow]:
-    """Return errors and coverage of fp32 models on an A100 and an A10."""
+    """Return errors and coverage of fp32 models on an A100 and an A10.
+
+    ``inside`` counts intervals of latency that were learned without the network, and
+    ``inside_as_shipped`` those that ``predict`` prints.
+    """
+    sets = _list_sets(folder)
+    rows = ask_fp32_rows(folder)
+    predictions = answer_commands([row.command for row in rows])
+    wide_rows = WideRows.from_judged(rows, predictions)
+    low_s, high_s = find_ends_without_networks(wide_rows).T
+    inside = (low_s <= wide_rows.measured_s) & (wide_rows.measured_s <= high_s)
+    wheres = np.array([row.where for row in rows])
     ledger_rows = []
-    for (where, gpu), runs in _list_sets(folder).items():
-        judged_rows = [ask_by_name(run, gpu, where) for run in runs]
+    for (where, _), runs in sets.items():
+        places = np.flatnonzero(wheres == where)
         ledger_rows += _judge_runs(
-            where, runs, answer_commands([row.command for row in judged_rows])
+            where,
+            runs,
+            [predictions[place] for place in places],
+            inside[places],
         )
     return ledger_rows
 
@@ -79,6 +97,7 @@ def _judge_runs(
     where: str,
     runs: Sequence[PublishedRun],
     predictions: Sequence[Prediction],
+    without_network: Mask,
 ) -> list[LedgerRow]:
     ledger_rows = []
     for quantity, name, published in (
@@ -88,7 +107,13 @@ def _judge_runs(
         predicted = np.array([float(getattr(p, name)) for p in predictions])
         low, high = np.array([getattr(p.interval, name) for p in predictions]).T
         true = np.array([getattr(run, name) for run in runs])
-        inside = 100.0 * float(np.mean((low <= true) & (true <= high)))
+        as_shipped = (low <= true) & (true <= high)
+        inside = {"inside": _percent(as_shipped)}
+        if quantity == "latency":
+            inside = {
+                "inside": _percent(without_network),
+                "inside_as_shipped": _percent(as_shipped),
+            }
         raw = mean_percent_error(predicted, np.array([getattr(run, published) for run in runs]))
         ledger_rows.append(
             make_ledger_row(
@@ -97,12 +122,16 @@ def _judge_runs(
                 len(runs),
                 mean_percent_error(predicted, true),
                 must=MUST[quantity],
-                inside=round(inside, 1),
+                **inside,
                 wanted=list(INSIDE),
                 over_the_whole_window=None if raw is None else round(raw, 2),
             )
         )
     return ledger_rows
+
+
+def _percent(inside: Mask) -> float:
+    return round(100.0 * float(inside.mean()), 1)
 
 
 _TASKS = {
