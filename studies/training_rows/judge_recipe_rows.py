@@ -82,8 +82,11 @@ def predict_job(plan: dict[str, Any]) -> dict[str, float]:
     if recipe == "packed":
         lengths = draw_lengths(batch * seq, int(plan["documents"]))
         options = {"documents": lengths, "attention_slowdown": FLASH_2}
-    if recipe == "padded":
-        options = {"mask_padding": True}
+    window = getattr(model.dims, "window", 0)
+    # transformers 5 writes a window's mask out; a compiled step would leave it out elsewhere
+    has_window_mask = plan["stack"] == "compiled" and 0 < window <= seq
+    if recipe == "padded" or has_window_mask:
+        options["mask_padding"] = True
     job = train(
         replace(model, dims=replace(model.dims, layers=int(plan["layers"]))),
         "h200",

@@ -19,7 +19,7 @@ from wattcast.training.training_coefficients import TRAINING
 from wattcast.workload.build_model import build_graph
 from wattcast.workload.graph import Graph
 from wattcast.workload.model_catalogue import load_model
-from wattcast.workload.model_options import ModelOptions
+from wattcast.workload.model_options import ModelOptions, SoftwareStack
 from wattcast.workload.operator_types import Attention, Conv2d, Elementwise, Layout
 
 
@@ -52,6 +52,33 @@ def test_documents_around_a_mean_weigh_more_than_it() -> None:
 def test_a_mask_of_padding_keeps_attention_from_skipping() -> None:
     for before, after in zip(list_attention(), list_attention(mask_padding=True), strict=True):
         assert after.flop == pytest.approx(2.0 * before.flop, rel=0.01)
+
+
+def list_window_attention(stack: str, **recipe: object) -> list[Attention]:
+    """Return the attention of one layer of Mistral, whose tokens see 4,096 others."""
+    options = {"stack": SoftwareStack(stack), **recipe}
+    work = trace_microbatch(load_model("mistral-7b"), TrainingRecipe(**options), 1, 8192)  # type: ignore[arg-type]
+    (layer,) = work.layers
+    return [op for op in (*layer.forward, *layer.backward) if isinstance(op, Attention)]
+
+
+def test_short_documents_never_meet_the_end_of_a_window() -> None:
+    """Eager attention of Mistral ran over whole sequences, documents or not: 52 % too slow."""
+    for op in list_window_attention("eager", documents=(512.0, 512.0)):
+        assert op.causal
+        assert op.q_len == op.kv_len == 512
+
+
+def test_documents_longer_than_a_window_keep_it() -> None:
+    whole = list_window_attention("eager")
+    assert list_window_attention("eager", documents=(8192.0, 8192.0)) == whole
+
+
+def test_a_written_mask_of_a_window_keeps_attention_from_skipping() -> None:
+    """transformers 5 writes the mask out, compiled or not."""
+    for op in list_window_attention("compiled", mask_padding=True):
+        assert not op.causal
+        assert op.q_len == op.kv_len == 8192
 
 
 def test_lengths_of_documents_are_read_as_people_write_them() -> None:

@@ -221,7 +221,10 @@ class TrainingRecipe:
     ] = ()
     mask_padding: Annotated[
         bool,
-        Option("Attention reads a mask of padding and skips nothing.", panel=_RECIPE_PANEL),
+        Option(
+            "Attention reads a mask (of padding, of a window) and skips nothing.",
+            panel=_RECIPE_PANEL,
+        ),
     ] = False
     graphs: Annotated[
         bool,

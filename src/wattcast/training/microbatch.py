@@ -33,6 +33,7 @@ from wattcast.workload.model_options import (
     OutputHead,
     SoftwareStack,
 )
+from wattcast.workload.models.decoders import DecoderDims
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import (
     Attention,
@@ -233,6 +234,7 @@ def _trace_sections(
         fp8_products=recipe.narrow,
         fused_training=is_compiled and recipe.attention is AttentionMode.FLASH,
     )
+    dims = _drop_windows(dims, recipe, seq, is_fused=settings.fused_training)
     program = trace_program(model.template.trace, dims, settings)
     program.differentiate()
     memories = [_section_bytes(section, recipe) for section in program.sections]
@@ -251,6 +253,29 @@ def _trace_sections(
         )
     program.release()
     return sections
+
+
+def _drop_windows(
+    dims: Any,
+    recipe: TrainingRecipe,
+    seq: int,
+    is_fused: bool,
+) -> Any:
+    """Return the sizes of a model without the windows of attention that change nothing.
+
+    Packed documents shorter than a window never reach its end. Fused attention that reads a mask of
+    whole sequences skips nothing, whatever the window.
+    """
+    reads_all = is_fused and recipe.mask_padding
+    if not isinstance(dims, DecoderDims) or not (reads_all or recipe.documents):
+        return dims
+    longest = 0.0 if reads_all else weigh_documents(recipe.documents, seq)
+    groups = []
+    for group in dims.layer_groups:
+        is_useless = group.window >= longest
+        groups.append(replace(group, window=0) if is_useless else group)
+    window = 0 if dims.window >= longest else dims.window
+    return replace(dims, groups=tuple(groups), window=window)
 
 
 def _join_experts(
