@@ -22,6 +22,7 @@ from wattcast.core.strict_files import reference_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 os.environ["WATTCAST_HOST"] = ""  # no host that was measured on this machine
+os.environ["WATTCAST_CARDS"] = ""  # nor cards
 for threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(
         threads, "1"
@@ -85,7 +86,7 @@ REALTIME_FILES = {
         *("test_operator_files", "test_today_knobs"),
     ),
     "measure": (
-        *("test_agree", "test_campaign", "test_chain", "test_engine_kernels"),
+        *("test_agree", "test_campaign", "test_card_loads", "test_chain", "test_engine_kernels"),
         *("test_model", "test_run", "test_sampler", "test_stack"),
     ),
     "microbench": ("test_micro_campaign",),

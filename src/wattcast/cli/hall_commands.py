@@ -21,6 +21,7 @@ from wattcast.options.hall_options import (
     HallRun,
     SheddingOptions,
 )
+from wattcast.options.setting_options import MachineOptions
 from wattcast.options.verb_options import part_of
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def hall(
     asked: HallOptions,
     shedding: SheddingOptions,
     running: HallRun,
+    machine: MachineOptions,
 ) -> CommandOutput:
     """Simulate the power of a hall: serving, training and idle racks over a day.
 
@@ -45,9 +47,9 @@ def hall(
     ... hall hall.yaml --shed 300kW --begin 18:00 --span 30min
     """
     if shedding.shed_w is not None:
-        return _plan_shedding(env, file, asked, shedding)
+        return _plan_shedding(env, file, asked, shedding, machine)
     from wattcast.timeseries.hall_figures import FIGURES
-    from wattcast.timeseries.hall_file import read_hall
+    from wattcast.timeseries.hall_file import read_hall, tell_machine
     from wattcast.timeseries.hall_report import (
         print_hall,
         summarise_hall,
@@ -55,7 +57,7 @@ def hall(
     )
     from wattcast.timeseries.hall_run import HallSpan, run_hall
 
-    plan = read_hall(file)
+    plan = tell_machine(read_hall(file), machine)
     span = HallSpan(asked.begin_s, asked.span_s, asked.grid_s)
     try:
         hall_result = run_hall(
@@ -86,14 +88,15 @@ def _plan_shedding(
     file: Path,
     asked: HallOptions,
     shedding: SheddingOptions,
+    machine: MachineOptions,
 ) -> CommandOutput:
     """Return what policies cost, and the plan."""
     from wattcast.timeseries import demand_response, shedding_report
-    from wattcast.timeseries.hall_file import read_hall
+    from wattcast.timeseries.hall_file import read_hall, tell_machine
 
     assert shedding.shed_w is not None, "nothing is to be shed"
     response = demand_response.plan_demand_response(
-        read_hall(file),
+        tell_machine(read_hall(file), machine),
         shedding.shed_w,
         asked.begin_s,
         asked.span_s,

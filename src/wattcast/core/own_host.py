@@ -6,16 +6,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import msgspec
 
-from wattcast.core.errors import BadInput, bad_value
-from wattcast.core.strict_files import decode_json
-from wattcast.core.whole_files import write_whole
+from wattcast.core.errors import bad_value
+from wattcast.core.remembered_files import RememberedFile
 
-VARIABLE = "WATTCAST_HOST"
 # no host issues an operator faster or slower
 LEAST_S = 1e-7
 MOST_S = 1e-3
@@ -34,46 +31,25 @@ class OwnHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise bad_value("host_s_per_operator", expected, self.host_s_per_operator)
 
 
-def find_host_file() -> Path | None:
-    """Return where the host is remembered; None where nothing is to be remembered."""
-    named = os.environ.get(VARIABLE)
-    if named is not None:
-        return Path(named) if named else None
-    folder = os.environ.get("XDG_CONFIG_HOME")
-    base = Path(folder) if folder else Path.home() / ".config"
-    return base / "wattcast" / "host.json"
+_FILE = RememberedFile(
+    "host.json",
+    "WATTCAST_HOST",
+    OwnHost,
+    "host",
+    "Measure it anew: wattcast doctor --host; or forget it: wattcast doctor --forget-host.",
+)
 
 
 def read_own_host() -> OwnHost | None:
     """Read the host that was measured on this machine; None where there is none."""
-    path = find_host_file()
-    try:
-        data = path.read_bytes() if path is not None else b""
-    except OSError:
-        return None
-    if not data:
-        return None
-    try:
-        return decode_json(data, OwnHost, str(path))
-    except BadInput as error:
-        do = "Measure it anew: wattcast doctor --host; or forget it: wattcast doctor --forget-host."
-        raise BadInput(f"{error} {do}") from None
+    return _FILE.read()
 
 
 def write_own_host(host: OwnHost) -> Path:
     """Remember a host and return the file."""
-    path = find_host_file()
-    if path is None:
-        raise BadInput(f"{VARIABLE} is empty, so that no host is remembered. Unset it.")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, msgspec.json.encode(host))
-    return path
+    return _FILE.write(host)
 
 
 def forget_own_host() -> bool:
     """Remove what was remembered, and tell whether there was any."""
-    path = find_host_file()
-    if path is None or not path.exists():
-        return False
-    path.unlink()
-    return True
+    return _FILE.forget()

@@ -62,6 +62,8 @@ class PredictKeywords(TypedDict, total=False):
     scheduling: str
     node: Node | str | Path | None
     force: bool
+    host_factor: str | float | None
+    power_factor: str | float | None
     price: str | Sequence[str] | None
     electricity: str | None
     carbon: str | None
@@ -149,13 +151,13 @@ class SimulateKeywords(TypedDict, total=False):
     prefix_hit_rate: str | float
     speculative_tokens: int
     acceptance_rate: str | float
-    host_factor: str | float
-    power_factor: str | float
     clock: Quantity | None
     power_limit: Quantity | None
     engine: str | None
     node: Node | str | Path | None
     force: bool
+    host_factor: str | float | None
+    power_factor: str | float | None
     price: str | Sequence[str] | None
     electricity: str | None
     carbon: str | None
@@ -195,6 +197,8 @@ class PlanKeywords(TypedDict, total=False):
     max_batched_tokens: str | Sequence[int]
     node: Node | str | Path | None
     force: bool
+    host_factor: str | float | None
+    power_factor: str | float | None
     price: str | Sequence[str] | None
     electricity: str | None
     carbon: str | None
@@ -251,6 +255,8 @@ class TrainKeywords(TypedDict, total=False):
     bundle: Bundle | str | Path | None
     node: Node | str | Path | None
     force: bool
+    host_factor: str | float | None
+    power_factor: str | float | None
     price: str | Sequence[str] | None
     electricity: str | None
     carbon: str | None

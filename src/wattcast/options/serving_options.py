@@ -20,6 +20,7 @@ from wattcast.core.units import parse_seconds
 from wattcast.options.run_options import ModelOptions
 from wattcast.options.setting_options import (
     CARD_SETTINGS,
+    MachineOptions,
     PriceOptions,
     SettingOptions,
 )
@@ -32,11 +33,9 @@ ROUTERS = ("round-robin", "least-loaded", "sticky")
 TRANSFER_BYTE_PER_S = 50e9  # of a cache that is sent to another engine
 TENSOR_PARALLEL = (1, 2, 4, 8)  # that a plan tries
 PLAN_REQUESTS = 500  # that a plan simulates for each answer
-MOST_FACTOR = 10.0  # of a host or a card over the usual one
 MOST_REPLICAS = 4096
 _LENGTHS = "512, lognormal:median=512,sigma=0.8, a file."
 _TRAFFIC_PANEL = "Traffic in detail"
-_MACHINE_PANEL = "Coefficients and intervals"
 _ENGINE_PANEL = "The engine"
 _REPLICA_PANEL = "The search"
 
@@ -217,26 +216,6 @@ class EngineOptions:
             most=1,
         ),
     ] = 0.7
-    host_factor: Annotated[
-        float,
-        Option(
-            "Your host's time for a step over the usual: 0.7.",
-            panel=_MACHINE_PANEL,
-            unit="",
-            above=0,
-            most=MOST_FACTOR,
-        ),
-    ] = 1.0
-    power_factor: Annotated[
-        float,
-        Option(
-            "Your card's watts in a step over the usual: 1.05.",
-            panel=_MACHINE_PANEL,
-            unit="",
-            above=0,
-            most=MOST_FACTOR,
-        ),
-    ] = 1.0
 
 
 @dataclass(frozen=True)
@@ -387,6 +366,7 @@ SIMULATE = VerbOptions(
         "node",
         "force",
     ),
+    MachineOptions,
     PriceOptions,
 )
 PLAN = VerbOptions(
@@ -397,5 +377,6 @@ PLAN = VerbOptions(
     part_of(ModelOptions, *SERVED_MODEL),
     PlanSearch,
     part_of(SettingOptions, "node", "force"),
+    MachineOptions,
     PriceOptions,
 )

@@ -29,6 +29,7 @@ VLLM_OF_2025 = "vllm-2025"  # up to 0.11, which ran experts in fp8 by DeepGEMM o
 SCHEDULING = ("async", "sync")
 DATA = ("random", "zeros", "ones", "relu")
 SUSTAINED = "sustained"
+MOST_FACTOR = 10.0  # of a host or a card over the usual one
 _CONDITION_PANEL = "Conditions"
 _COEFFICIENT_PANEL = "Coefficients and intervals"
 _PRICE_PANEL = "Cost and carbon"
@@ -124,6 +125,38 @@ class SettingOptions:
 
 
 @dataclass(frozen=True)
+class MachineOptions:
+    """How a host and a card differ from the usual ones.
+
+    None: as ``wattcast doctor --card`` measured this machine, else 1.
+    """
+
+    host_factor: Annotated[
+        float | None,
+        Option(
+            "Your host's time for a step over the usual: 0.7.",
+            panel=_COEFFICIENT_PANEL,
+            unit="",
+            above=0,
+            most=MOST_FACTOR,
+        ),
+    ] = None
+    power_factor: Annotated[
+        float | None,
+        Option(
+            "Your card's watts while it works over the usual: 1.05.",
+            panel=_COEFFICIENT_PANEL,
+            unit="",
+            above=0,
+            most=MOST_FACTOR,
+        ),
+    ] = None
+
+
+USUAL_MACHINE = MachineOptions(host_factor=1.0, power_factor=1.0)
+
+
+@dataclass(frozen=True)
 class PriceOptions:
     """What energy and GPU time cost; ``parse_prices`` reads them."""
 
@@ -146,6 +179,6 @@ class PriceOptions:
 CARD_SETTINGS = ("clock", "power_limit")
 POINT_SETTINGS = (*CARD_SETTINGS, "host_launch", "temperature", "duration", "data")
 
-PREDICT = VerbOptions("predict", ModelOptions, SettingOptions, PriceOptions)
+PREDICT = VerbOptions("predict", ModelOptions, SettingOptions, MachineOptions, PriceOptions)
 REPORT = VerbOptions("report", ModelOptions, part_of(SettingOptions, *POINT_SETTINGS, "force"))
 COMPARE = VerbOptions("compare", ModelOptions, part_of(SettingOptions, *POINT_SETTINGS))

@@ -14,6 +14,7 @@ from wattcast.core.option_declaration import Option
 from wattcast.options.run_options import AttentionMode, SoftwareStack
 from wattcast.options.setting_options import (
     CARD_SETTINGS,
+    MachineOptions,
     PriceOptions,
     SettingOptions,
 )
@@ -409,5 +410,6 @@ TRAIN = VerbOptions(
         "node",
         "force",
     ),
+    MachineOptions,
     PriceOptions,
 )

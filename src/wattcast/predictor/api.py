@@ -39,6 +39,7 @@ from wattcast.hardware.catalogue_reader import load_node, load_node_file
 from wattcast.options.setting_options import (
     OPERANDS,
     PREDICT,
+    MachineOptions,
     PriceOptions,
     SettingOptions,
 )
@@ -128,7 +129,9 @@ def predict(
     rent of one GPU (``"2.50/h"``), ``electricity`` a tariff (``"0.12/kWh"``), ``carbon`` an
     intensity (``"400g/kWh"``) or a region (``"us"``), ``pue`` the site's overhead. ``force``
     predicts what cannot run: a number format without units, a power limit that the card does not
-    take, a model that does not fit.
+    take, a model that does not fit. ``host_factor`` and ``power_factor`` are a host's time and a
+    card's watts over the usual ones; without them those that ``wattcast doctor --card`` measured
+    on this machine hold, and 1 ignores these.
     """
     if isinstance(gpu, list | tuple):
         return ResultList(predict(workload, kind, inputs=inputs, **options) for kind in gpu)
@@ -170,7 +173,7 @@ def predict_many(
         from wattcast.predictor.bundle.calibrated import apply_factors  # few predictions have any
 
         bundle = apply_factors(bundle, settings.factors)
-    notes, at, bundle = resolve_settings(chip, bundle, settings)
+    notes, at, bundle = resolve_settings(chip, bundle, settings, chosen[MachineOptions])
     if not settings.force:
         check_power_limit(chip, at)
         for (workload, run), graph in zip(named, graphs, strict=True):

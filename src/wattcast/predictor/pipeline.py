@@ -437,10 +437,15 @@ class TimelineRunner:
         busy = count_busy_cycles(timeline, kernel_s, running_hz) @ self._weight
         at = replace(self._at, clock_hz=clock_hz)
         power_w = self._mean_power(busy, latency_s, at)
-        if timeline.engine is not None:
+        factor = self._bundle.power_factor
+        if timeline.engine is not None or factor != 1.0:
             gap_s = np.maximum(latency_s - compute_busy_s(timeline, kernel_s), 0.0)
             gap_share = mean_power_w(gap_s, latency_s)
-            power_w = power_w + _waiting_w(timeline.engine, at, self._bundle) * gap_share
+            if factor != 1.0:  # of a GPU that works; one that waits draws as usual
+                gap_w = _idle_w(at, self._bundle) * gap_share
+                power_w = gap_w + factor * (power_w - gap_w)
+            if timeline.engine is not None:
+                power_w = power_w + _waiting_w(timeline.engine, at, self._bundle) * gap_share
         return ClockedTimeline(
             clock_hz,
             running_hz,
@@ -464,8 +469,13 @@ def _waiting_w(
     """Return the watts by which a GPU that waits for an engine's host draws more than an idle one,
     ``(*sweep,)``.
     """
+    return np.asarray((engine.times.waiting_power - 1.0) * _idle_w(at, bundle))
+
+
+def _idle_w(at: OperatingPoint, bundle: Bundle) -> Array:
+    """Return the watts of a GPU with nothing to do at the set clock, ``(*sweep,)``."""
     idle_w = bundle.power.idle_power_w(_set_clock(at), at.temperature_c)
-    return np.asarray((engine.times.waiting_power - 1.0) * sweep_values(idle_w))
+    return np.asarray(sweep_values(idle_w))
 
 
 def total_at_clock(
@@ -499,6 +509,10 @@ def detail_at_clock(
         priced=True,
     )
     power = bundle.power.power(activity)
+    if bundle.power_factor != 1.0:
+        part_w = power.part_w.copy()
+        part_w[..., :-1, :] *= bundle.power_factor  # of kernels, not of the gaps
+        power = replace(power, part_w=part_w)
     joules = interval_energy_j(power, activity.duration_s)
     part_j = power.part_w * activity.duration_s[..., np.newaxis]
     if timeline.engine is not None:  # a GPU that waits for it draws more than an idle one

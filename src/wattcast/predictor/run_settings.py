@@ -28,11 +28,17 @@ from wattcast.hardware import (
 from wattcast.options.setting_options import (
     CARDS,
     SUSTAINED,
+    MachineOptions,
     SettingOptions,
 )
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.governor import REACTION_S
 from wattcast.predictor.kernel_phases import LaunchCosts
+from wattcast.predictor.machine_factors import (
+    UNTOLD,
+    MachineFactors,
+    find_machine_factors,
+)
 
 LOWEST_C = 0.0  # of a die that predictions are made for
 HIGHEST_C = 110.0
@@ -43,11 +49,19 @@ def resolve_settings(
     gpu: Gpu,
     bundle: Bundle,
     settings: SettingOptions,
+    machine: MachineOptions = UNTOLD,
 ) -> tuple[list[str], OperatingPoint, Bundle]:
     """Return a note for every default taken, the operating point, and the bundle for these
-    settings.
+    settings on this machine.
     """
-    bundle, host_note = _choose_host(bundle, settings.host_launch_s)
+    if settings.host_launch_s is not None:
+        _check_host_alone(machine)
+        machine = replace(machine, host_factor=1.0)
+    factors = find_machine_factors(gpu.name, machine)
+    bundle, host_note = _choose_host(bundle, settings.host_launch_s, factors, machine)
+    bundle = bundle.for_measured_card(factors.power, factors.power_spread)
+    if factors.power_note:
+        bundle = replace(bundle, assumptions=(*bundle.assumptions, factors.power_note))
     defaults = []
     if settings.clock_hz is None:
         defaults.append("clock: left to the governor")
@@ -70,8 +84,10 @@ def resolve_settings(
     check_names("card", settings.card, CARDS, question)
     if settings.card == "this":
         bundle = bundle.for_this_card()
-    else:
+    elif factors.power_spread is None:
         defaults.append("intervals: for another card of the kind")
+    else:
+        defaults.append("intervals: for a card whose watts were measured here")
 
     duration_s = _read_duration(settings.duration_s)
     defaults.append(_note_duration(duration_s))
@@ -86,7 +102,19 @@ def resolve_settings(
     return defaults, at, bundle
 
 
-def _choose_host(bundle: Bundle, host_launch: Quantity | None) -> tuple[Bundle, list[str]]:
+def _check_host_alone(machine: MachineOptions) -> None:
+    """Refuse a factor on the host's time beside its time."""
+    if machine.host_factor not in (None, 1.0):
+        do = "Give one of the two."
+        raise bad_value("host_factor", "none beside host_launch", machine.host_factor, do)
+
+
+def _choose_host(
+    bundle: Bundle,
+    host_launch: Quantity | None,
+    factors: MachineFactors,
+    machine: MachineOptions,
+) -> tuple[Bundle, list[str]]:
     """Return the bundle with the host that issues the operators, and a note where it is the
     default.
     """
@@ -98,9 +126,18 @@ def _choose_host(bundle: Bundle, host_launch: Quantity | None) -> tuple[Bundle, 
 
     usual_s = float(np.mean(bundle.launch.host_s_per_operator))
     note = f"host: {units.show(usual_s, 's')} to issue an operator"
+    host_notes = [factors.host_note] if factors.host_note else []
+    if machine.host_factor is not None:
+        if machine.host_factor == 1.0:
+            return bundle, [note]
+        own_s = machine.host_factor * bundle.launch.host_s_per_operator
+        return replace(bundle, launch=tell_host(bundle.launch, own_s)), host_notes
+    if factors.host != 1.0:
+        launch = replace(bundle.launch, engine_factor=factors.host * bundle.launch.engine_factor)
+        bundle = replace(bundle, launch=launch)
     own_host = read_own_host() if usual_s > 0.0 else None
     if own_host is None:
-        return bundle, [note]
+        return bundle, [note, *host_notes]
     # of eager models: nothing says how engines fare on it
     own_s = own_host.host_s_per_operator
     launch = replace(bundle.launch, host_s_per_operator=own_s, measured=True)
@@ -108,7 +145,7 @@ def _choose_host(bundle: Bundle, host_launch: Quantity | None) -> tuple[Bundle, 
         f"host: {units.show(own_s, 's')} to issue an operator, measured on "
         "this machine (undo: wattcast doctor --forget-host)"
     )
-    return replace(bundle, launch=launch), [note]
+    return replace(bundle, launch=launch), [note, *host_notes]
 
 
 def tell_host(launch: LaunchCosts, host_s_per_operator: Sweepable) -> LaunchCosts:

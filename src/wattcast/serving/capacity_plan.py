@@ -35,7 +35,11 @@ from wattcast.options.serving_options import (
     PlanSearch,
     RequestShape,
 )
-from wattcast.options.setting_options import PriceOptions, SettingOptions
+from wattcast.options.setting_options import (
+    MachineOptions,
+    PriceOptions,
+    SettingOptions,
+)
 from wattcast.options.verb_options import ParsedOptions
 from wattcast.predictor.api import find_gpu
 from wattcast.predictor.prediction_json import take_fields
@@ -252,6 +256,7 @@ def _read_demand(model: ModelSpec, chosen: ParsedOptions) -> ServiceDemand:
         requests=service.requests,
         aim=service.minimise,
         prices=read_prices(chosen[PriceOptions]),
+        machine=chosen[MachineOptions],
         force=chosen[SettingOptions].force,
     )
 

@@ -46,9 +46,11 @@ def predict_token_cost(
     gpu: Gpu,
     options: ModelOptions,
     max_tokens: int = STEP_TOKENS,
+    power_factor: float = 1.0,
 ) -> TokenCost:
     """Predict the cost of a token on a lane: on one of its GPUs, or on one in each stage.
 
+    ``power_factor`` is on the joules, of a card that draws more or less than the usual one.
     Raises an error where the model leaves no memory for a cache.
     """
     measure_cache(model, gpu, options, max_tokens)
@@ -62,6 +64,7 @@ def predict_token_cost(
     step = remove_attention(build_graph(model, largest))
     clocks_hz = list_clocks(gpu)
     (row,) = predict_rows(gpu, clocks_hz, step=[step])["step"]
+    row[len(clocks_hz) :] *= power_factor
     return TokenCost(clocks_hz, options.pp * row / max_tokens)
 
 

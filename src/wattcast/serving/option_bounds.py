@@ -96,7 +96,13 @@ def _predict_table(demand: ServiceDemand, option: PlanOption) -> StepCosts | Bad
             context_spread=trace.context_spread,
             max_seqs=max(MOST_SEQUENCES[0] // option.shared.pp, 1),
         )
-        table = tabulate_step_costs(demand.model, option.gpu, option.shared, steps)
+        table = tabulate_step_costs(
+            demand.model,
+            option.gpu,
+            option.shared,
+            steps,
+            machine=demand.machine,
+        )
         if table.cache_tokens < table.groups.count_slots(longest):
             raise BadInput(f"the cache holds {table.cache_tokens} tokens, a request {longest}.")
     except WattcastError as error:

@@ -35,6 +35,7 @@ from wattcast.core.errors import WattcastError
 from wattcast.hardware import Gpu
 from wattcast.hardware.catalogue_reader import node_of_gpu
 from wattcast.hardware.gpu import Fabric, Node
+from wattcast.predictor.machine_factors import find_machine_factors
 from wattcast.predictor.prediction_json import take_fields
 from wattcast.serving.latency_bounds import LatencyBound
 from wattcast.serving.least_costs import (
@@ -360,7 +361,8 @@ def _predict_layout(
     """Predict a token of the largest step and a lone request, if they were not predicted before."""
     key = (chip.name, shared)
     if key not in tables.layouts:
-        cost = predict_token_cost(demand.model, chip, shared)
+        factors = find_machine_factors(chip.name, demand.machine)
+        cost = predict_token_cost(demand.model, chip, shared, power_factor=factors.power)
         tables.layouts[key] = (cost, _predict_alone(demand, chip, shared))
     return tables.layouts[key]
 

@@ -9,6 +9,8 @@ from functools import cached_property
 import numpy as np
 
 from wattcast.options.serving_options import PlanAim as PlanAim
+from wattcast.options.setting_options import MachineOptions
+from wattcast.predictor.machine_factors import UNTOLD
 from wattcast.predictor.prices import Prices
 from wattcast.serving.arrivals import (
     Trace,
@@ -46,6 +48,7 @@ class ServiceDemand:
     requests: int = REQUESTS  # simulated for each answer
     aim: PlanAim = PlanAim.GPUS
     prices: Prices = field(default_factory=Prices)
+    machine: MachineOptions = UNTOLD  # how hosts and cards differ from the usual ones
     force: bool = False  # requests of more tokens than the model was made for are served too
 
     @property

@@ -31,13 +31,18 @@ from wattcast.options.serving_options import (
     Traffic,
 )
 from wattcast.options.serving_options import TRANSFER_BYTE_PER_S as TRANSFER_BYTE_PER_S
-from wattcast.options.setting_options import PriceOptions, SettingOptions
+from wattcast.options.setting_options import (
+    MachineOptions,
+    PriceOptions,
+    SettingOptions,
+)
 from wattcast.options.verb_options import ParsedOptions
 from wattcast.predictor.api import (
     SeveralGpus,
     find_gpu,
     predict,
 )
+from wattcast.predictor.machine_factors import UNTOLD
 from wattcast.predictor.prices import Prices, read_prices
 from wattcast.predictor.runnable_checks import check_power_limit
 from wattcast.serving.arrivals import (
@@ -176,7 +181,13 @@ def simulate(
     return replace(
         first,
         seed_spread=_measure_spread(results) if len(results) > 1 else {},
-        model_interval=measure_model_interval(spec, chip, run, first),
+        model_interval=measure_model_interval(
+            spec,
+            chip,
+            run,
+            first,
+            chosen[MachineOptions],
+        ),
         rejected=drawn.rejected,
         assumptions=(*notes, WHOLE_TIME, *first.assumptions),
     )
@@ -261,8 +272,8 @@ def _tabulate_engine(
         cache_setting=cache_setting,
         clock_hz=settings.read_number("clock_hz"),
         power_limit_w=settings.read_number("power_limit_w"),
+        machine=chosen[MachineOptions],
     )
-    costs = costs.tell_factors(engine.host_factor, engine.power_factor)
     if engine.cache_tokens is None:
         return costs
     room_tokens = costs.groups.convert_engine_tokens(
@@ -624,6 +635,7 @@ def measure_model_interval(
     gpu: Gpu,
     options: ModelOptions,
     result: ServingResult,
+    machine: MachineOptions = UNTOLD,
 ) -> dict[str, tuple[float, float]]:
     """Return the predictor's interval on the mean decode step, as factors on its values."""
     sequences = 0.0  # of all decode steps
@@ -640,7 +652,12 @@ def measure_model_interval(
         batch=batch,
         seq=context,
     )
-    prediction = predict(build_graph(spec, step), gpu, host_launch=0.0)
+    prediction = predict(
+        build_graph(spec, step),
+        gpu,
+        host_launch=0.0,
+        power_factor=machine.power_factor,
+    )
     factors = {}
     for name, column in (("tpot_s", "latency_s"), ("power_w", "power_w"), ("energy_j", "energy_j")):
         ends = np.ravel(getattr(prediction.interval, column))

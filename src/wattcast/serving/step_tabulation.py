@@ -27,13 +27,18 @@ from wattcast.core.errors import WattcastError, bad_value
 from wattcast.hardware import Gpu
 from wattcast.hardware.card_coefficients import CARDS
 from wattcast.kernels import LibraryStyle
-from wattcast.options.setting_options import SettingOptions
+from wattcast.options.setting_options import (
+    USUAL_MACHINE,
+    MachineOptions,
+    SettingOptions,
+)
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.engine_host import (
     ENGINE,
     HostTimes,
     load_host_times,
 )
+from wattcast.predictor.machine_factors import UNTOLD, find_machine_factors
 from wattcast.predictor.pipeline import analyse_graphs, total_at_clock
 from wattcast.predictor.run_settings import resolve_settings
 from wattcast.predictor.runnable_checks import check_formats
@@ -133,11 +138,13 @@ def tabulate_step_costs(
     cache_setting: CacheSetting = _USUAL_CACHE,
     clock_hz: float | None = None,
     power_limit_w: float | None = None,
+    machine: MachineOptions = UNTOLD,
 ) -> StepCosts:
     """Predict the table of a model on a GPU. ``options`` give number format and parallelism.
 
     The cache takes what weights and the activations of the largest step leave of the memory that
     the engine uses. A set ``clock_hz`` is the highest clock; the power limit may still lower it.
+    ``machine`` tells how its host and card differ from the usual ones, if not as measured here.
     """
     bundle = bundle_for(gpu)
     launches = _count_launches(model, options)
@@ -170,7 +177,9 @@ def tabulate_step_costs(
     notes.append(f"host times: {ENGINE}, one process, asynchronous scheduling")
     notes.append(cache.note)
     notes += _describe_lanes(options)
-    return StepCosts(
+    factors = find_machine_factors(gpu.name, machine)
+    notes += factors.notes
+    costs = StepCosts(
         clock_hz=clocks_hz,
         tokens=stages * tables.tokens,
         head=stages * head,
@@ -200,6 +209,7 @@ def tabulate_step_costs(
         scans=stages * counts.scans,
         expert_scans=stages * counts.expert_scans,
     )
+    return costs.tell_factors(factors.host, factors.power)
 
 
 def _count_launches(model: ModelSpec, options: ModelOptions) -> EngineLaunches:
@@ -473,7 +483,10 @@ def predict_rows(
     named = replace(graphs[0], name=graphs[0].name.split()[0])
     check_formats(named, gpu, "Choose another --quantization or --dtype.")
     _, at, bundle = resolve_settings(
-        gpu, bundle_for(gpu), SettingOptions(clock_hz=clocks_hz, host_launch_s=0.0)
+        gpu,
+        bundle_for(gpu),
+        SettingOptions(clock_hz=clocks_hz, host_launch_s=0.0),
+        USUAL_MACHINE,
     )
 
     rows = []

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass, field
+from dataclasses import (
+    dataclass,
+    field,
+    replace,
+)
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -17,8 +21,10 @@ from wattcast.core import (
     check_names,
     units,
 )
+from wattcast.core.option_declaration import list_declared, parse_group
 from wattcast.core.strict_files import decode_yaml, read_bytes
 from wattcast.hardware.node_systems import NodeSystem, find_system
+from wattcast.options.setting_options import MachineOptions
 from wattcast.timeseries.node_power import NODE, check_inlet
 
 MAX_HALL_FILE_BYTE = 1 << 20
@@ -193,6 +199,27 @@ class HallPlan:
     def racks(self) -> int:
         """Racks of the hall."""
         return sum(group.racks for group in self.groups)
+
+
+def tell_machine(plan: HallPlan, machine: MachineOptions) -> HallPlan:
+    """Return a plan all of whose loads run on hosts and cards as told; their own options go
+    first.
+    """
+    told = {name: value for name, value in vars(machine).items() if value is not None}
+    groups = []
+    for group in plan.groups:
+        load = group.load
+        if not isinstance(load, IdleKind):
+            load = replace(load, options={**told, **load.options})
+        groups.append(replace(group, load=load))
+    return replace(plan, groups=tuple(groups))
+
+
+def read_machine(load: ServingLoad | TrainingLoad) -> MachineOptions:
+    """Return how the hosts and cards of a load differ from the usual ones, as its options tell."""
+    names = [option.keyword for option in list_declared(MachineOptions)]
+    told = {name: load.options[name] for name in names if name in load.options}
+    return parse_group(MachineOptions, told)
 
 
 def read_hall(path: Path) -> HallPlan:

@@ -14,12 +14,17 @@ from rich.console import Console
 from wattcast.core import units
 from wattcast.core.arrays import Array
 from wattcast.core.whole_files import write_whole
+from wattcast.predictor.machine_factors import find_machine_factors
 from wattcast.predictor.prediction_json import encode_json
 from wattcast.report.text_tables import new_table, print_notes
 from wattcast.serving.plan_coefficients import PLAN
 from wattcast.timeseries.hall_capping import CapFigures
 from wattcast.timeseries.hall_combination import CombinedHall
-from wattcast.timeseries.hall_file import ServingLoad, TrainingLoad
+from wattcast.timeseries.hall_file import (
+    ServingLoad,
+    TrainingLoad,
+    read_machine,
+)
 from wattcast.timeseries.hall_parts import percentile_of_counts
 from wattcast.timeseries.hall_statistics import (
     PERCENTS,
@@ -189,6 +194,9 @@ def list_assumptions(hall: CombinedHall) -> list[str]:
                     f"{work.group.name}: at {busiest.rate_per_s:.3g} requests/s a replica serves "
                     f"{busiest.figures['served_per_s']:.3g}; its queue grows at the busiest hour"
                 )
+        if isinstance(load, ServingLoad | TrainingLoad):
+            factors = find_machine_factors(work.group.gpu, read_machine(load))
+            notes += [f"{work.group.name}: {note}" for note in factors.notes]
         for key, reason in work.group.system.unknown.items():
             notes.append(f"{work.group.system.name}: {key.replace('_', ' ')}: {reason}")
     return list(dict.fromkeys(notes))

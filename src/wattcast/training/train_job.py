@@ -28,7 +28,11 @@ from wattcast.core.user_results import ResultList, UserResult, find_notebook_pro
 from wattcast.hardware import Gpu
 from wattcast.hardware.catalogue_reader import node_of_gpu
 from wattcast.options.keywords import TrainKeywords
-from wattcast.options.setting_options import PriceOptions, SettingOptions
+from wattcast.options.setting_options import (
+    MachineOptions,
+    PriceOptions,
+    SettingOptions,
+)
 from wattcast.options.training_options import (
     TRAIN,
     GpuSharing,
@@ -464,7 +468,7 @@ def _set_up_job(
     links = replace(chip, node=replace(node, network_byte_per_s=network_byte_per_s))
 
     card = SettingOptions(clock_hz=settings.clock_hz, power_limit_w=settings.power_limit_w)
-    _, at, bundle = resolve_settings(chip, bundle, card)
+    _, at, bundle = resolve_settings(chip, bundle, card, chosen[MachineOptions])
     if not settings.force:
         check_power_limit(chip, at)
     cluster = step_time.ClusterLinks(links)

@@ -152,6 +152,7 @@ class Bundle:
     waiting_sm: float = 1.0  # energy of an SM that waits for memory, over that of one with work
     # dynamic energy of kernels in an engine's steps, over that of the same kernels alone
     step_energy: float = 1.0
+    power_factor: float = 1.0  # on the watts of a GPU that works: of one card over the usual one
     assumptions: tuple[str, ...] = ()
     # how far another card of the kind may be
     cards: CardSpread = field(default_factory=published_spread)
@@ -203,6 +204,17 @@ class Bundle:
         cards may be.
         """
         return replace(self, cards=THIS_CARD)
+
+    def for_measured_card(self, factor: float, spread: float | None) -> Bundle:
+        """Return this bundle for a card that draws ``factor`` times the usual watts while it works.
+
+        ``spread`` is the standard deviation of the logarithm that a measurement of the card leaves;
+        None: what cards differ by is not known better than before.
+        """
+        cards = self.cards
+        if spread is not None and spread < cards.power:
+            cards = msgspec.structs.replace(cards, power=spread)
+        return replace(self, power_factor=factor * self.power_factor, cards=cards)
 
 
 class CorrectionFile(msgspec.Struct, forbid_unknown_fields=True):

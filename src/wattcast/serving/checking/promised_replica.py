@@ -11,6 +11,7 @@ import numpy as np
 
 from wattcast.hardware import Gpu
 from wattcast.options.serving_options import Deployment
+from wattcast.options.setting_options import MachineOptions
 from wattcast.predictor.api import find_gpu
 from wattcast.serving.arrivals import (
     Counts,
@@ -83,6 +84,12 @@ class PromisedReplica:
             stack="engine",
         )
 
+    @property
+    def machine(self) -> MachineOptions:
+        """How its host and card were taken to differ from the usual ones."""
+        replica = self.expected.replica
+        return MachineOptions(replica.host_factor, replica.power_factor)
+
     @cached_property
     def costs(self) -> StepCosts:
         """Step costs at the planned clock and power limit."""
@@ -97,7 +104,13 @@ class PromisedReplica:
             context_spread=trace.context_spread,
             max_seqs=max(2 * replica.max_seqs // self.shared.pp, 1),
         )
-        table = tabulate_step_costs(spec, self.gpu, self.shared, steps)
+        table = tabulate_step_costs(
+            spec,
+            self.gpu,
+            self.shared,
+            steps,
+            machine=self.machine,
+        )
         return set_card(table, self.gpu, replica.clock_hz, replica.power_limit_w)
 
     @cached_property
@@ -107,7 +120,7 @@ class PromisedReplica:
         rate_per_s = traffic.rate_per_s / self.expected.replicas
         result = self._serve(ServedTraffic(rate_per_s, arrivals=traffic.arrivals), 1, AS_PLANNED)
         spec = find_language_model(self.expected.replica.model)
-        return measure_model_interval(spec, self.gpu, self.shared, result)
+        return measure_model_interval(spec, self.gpu, self.shared, result, self.machine)
 
     def length_spread(self, kind: str) -> float:
         """Return the standard deviation of planned lengths of a kind, over their mean."""

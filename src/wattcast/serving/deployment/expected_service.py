@@ -29,7 +29,9 @@ from wattcast.core.strict_files import (
     decode_json,
     read_bytes,
 )
+from wattcast.options.setting_options import MachineOptions
 from wattcast.predictor.engine_host import ENGINE
+from wattcast.predictor.machine_factors import find_machine_factors
 from wattcast.predictor.prediction_json import take_fields
 from wattcast.serving.option_runs import serve_rate
 from wattcast.serving.plan_options import PlanOption
@@ -117,6 +119,9 @@ class ExpectedReplica:
     power_limit_w: Positive
     clock_hz: Positive
     formats: dict[str, Any]  # dtype, quantization, weights, kv_dtype, lora, adapters, sampling
+    # of its hosts and cards, over the usual ones
+    host_factor: Positive = 1.0
+    power_factor: Positive = 1.0
 
 
 @dataclass(frozen=True)
@@ -187,7 +192,7 @@ def expect_service(plan: ServingPlan, model: str | Path) -> ExpectedService:
     return ExpectedService(
         wattcast=__version__,
         replicas=plan.replicas,
-        replica=_describe_replica(plan.option, model),
+        replica=_describe_replica(plan.option, model, demand.machine),
         traffic=traffic,
         capacity_per_replica_per_s=capacity_per_s,
         bounds=tuple(f"{bound} {bound.seconds:g} s" for bound in demand.bounds),
@@ -204,7 +209,13 @@ def expect_level(
     """Return what a replica does at a share of its capacity."""
     rate_per_s = share * capacity_per_s
     results = simulate_rate(demand, option, rate_per_s)
-    model = measure_model_interval(demand.model, option.gpu, option.shared, results[0])
+    model = measure_model_interval(
+        demand.model,
+        option.gpu,
+        option.shared,
+        results[0],
+        demand.machine,
+    )
     rows = [measure_figures(result) for result in results]
     figures = {}
     for name, (serving, predicted) in FIGURES.items():
@@ -273,8 +284,13 @@ def widen_figure(
     return ExpectedFigure(value, value * low, value * high)
 
 
-def _describe_replica(option: PlanOption, model: str | Path) -> ExpectedReplica:
+def _describe_replica(
+    option: PlanOption,
+    model: str | Path,
+    machine: MachineOptions,
+) -> ExpectedReplica:
     """Return what a replica is made of."""
+    factors = find_machine_factors(option.gpu.name, machine)
     names = ("dtype", "quantization", "weights", "kv_dtype", "lora", "adapters", "sampling")
     formats = {}
     for name, value in take_fields(option.shared, *names).items():
@@ -299,6 +315,8 @@ def _describe_replica(option: PlanOption, model: str | Path) -> ExpectedReplica:
         power_limit_w=option.power_limit_w,
         clock_hz=option.clock_hz,
         formats=formats,
+        host_factor=factors.host,
+        power_factor=factors.power,
     )
 
 

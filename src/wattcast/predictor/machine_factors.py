@@ -1,0 +1,95 @@
+"""How the host and the cards of this machine differ from the usual ones.
+
+What a user tells by ``--host-factor`` and ``--power-factor`` goes before what ``wattcast doctor
+--card`` measured on this machine; 1 ignores it. Without either both factors are 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from wattcast.core.own_cards import (
+    OwnCard,
+    average_factors,
+    read_own_cards,
+)
+from wattcast.options.setting_options import MachineOptions
+
+UNTOLD = MachineOptions()
+_UNDO = "ignore it: --{option} 1; forget it: wattcast doctor --forget-card"
+
+
+@dataclass(frozen=True)
+class MachineFactors:
+    """Factors on the host's time for a step and on the watts of a card that works."""
+
+    host: float = 1.0
+    power: float = 1.0
+    # standard deviation of the logarithm of the card's watts that a measurement leaves; None: the
+    # card was not measured
+    power_spread: float | None = None
+    host_note: str = ""
+    power_note: str = ""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is to be said of both."""
+        return tuple(note for note in (self.host_note, self.power_note) if note)
+
+
+def find_machine_factors(gpu: str, told: MachineOptions = UNTOLD) -> MachineFactors:
+    """Return the factors that hold for a kind of GPU, as told or as measured on this machine."""
+    cards: Sequence[OwnCard] = ()
+    if told.host_factor is None or told.power_factor is None:
+        cards = read_own_cards(gpu)
+    host, host_note = _choose_host(told.host_factor, cards)
+    power, power_note, spread = _choose_power(told.power_factor, cards, gpu)
+    return MachineFactors(host, power, spread, host_note, power_note)
+
+
+def _choose_host(told: float | None, cards: Sequence[OwnCard]) -> tuple[float, str]:
+    """Return the factor on the host's time, and a note where it is not the usual one."""
+    if told is not None:
+        note = "" if told == 1.0 else f"host factor: {told:g} times the usual time, as told"
+        return told, note
+    factors = [card.host_factor for card in cards if card.host_factor is not None]
+    if not factors:
+        return 1.0, ""
+    factor = average_factors(factors)
+    note = (
+        f"this machine's host takes {factor:.2f} of the usual time to launch: measured "
+        f"{_last_date(cards)} on an eager model, and taken for engines "
+        f"({_UNDO.format(option='host-factor')})"
+    )
+    return factor, note
+
+
+def _choose_power(
+    told: float | None,
+    cards: Sequence[OwnCard],
+    gpu: str,
+) -> tuple[float, str, float | None]:
+    """Return the factor on watts, a note where it is not the usual one, and its spread."""
+    if told is not None:
+        note = "" if told == 1.0 else f"power factor: {told:g} times the usual watts, as told"
+        return told, note, None
+    if not cards:
+        return 1.0, "", None
+    measured = [card.power[gpu] for card in cards]
+    factor = average_factors([each.value for each in measured])
+    spread = float(np.mean([each.spread for each in measured]))
+    percent = 100.0 * (factor - 1.0)
+    subject = "this card draws" if len(cards) == 1 else f"the {len(cards)} cards measured here draw"
+    amount = f"{abs(percent):.1f} % {'more' if percent >= 0.0 else 'less'} than usual"
+    note = (
+        f"{subject} {amount} while working: measured {_last_date(cards)} "
+        f"({_UNDO.format(option='power-factor')})"
+    )
+    return factor, note, spread
+
+
+def _last_date(cards: Sequence[OwnCard]) -> str:
+    return max(card.date for card in cards)

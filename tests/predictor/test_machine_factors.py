@@ -1,0 +1,123 @@
+"""The cards and the host of this machine, as ``doctor --card`` remembers them, in predictions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import wattcast
+from wattcast.core.errors import BadInput
+from wattcast.core.own_cards import (
+    OwnCard,
+    PowerFactor,
+    read_own_cards,
+    write_own_card,
+)
+from wattcast.options.setting_options import MachineOptions
+from wattcast.predictor.machine_factors import find_machine_factors
+
+STEP: dict[str, Any] = {"phase": "decode", "batch": 8, "seq": 512}
+EAGER: dict[str, Any] = {"stack": "eager", "batch": 1, "seq": 64, "head": "none"}
+QUIET: dict[str, Any] = {"rate": "2/s", "requests": 20, "prompt": 256, "output": 32}
+
+
+def make_card(factor: float = 1.05, uuid: str = "GPU-1", host: float | None = 0.8) -> OwnCard:
+    power = {"h200": PowerFactor(factor, 0.01)}
+    return OwnCard(uuid, "NVIDIA H200", "", "2026-11-19", power, host, 120.0, ())
+
+
+@pytest.fixture
+def cards_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "config" / "cards.json"
+    monkeypatch.setenv("WATTCAST_CARDS", str(path))
+    return path
+
+
+def test_a_remembered_card_is_used_said_and_ignored_on_demand(cards_file: Path) -> None:
+    usual = wattcast.predict("llama3-8b", "h200", **STEP)
+    write_own_card(make_card())
+    own = wattcast.predict("llama3-8b", "h200", **STEP)
+    assert own.power_w == pytest.approx(1.05 * usual.power_w, rel=1e-3)
+    assert any("this card draws 5.0 % more than usual" in note for note in own.assumptions)
+    assert any("host takes 0.80 of the usual time" in note for note in own.assumptions)
+    told = wattcast.predict("llama3-8b", "h200", power_factor=1, host_factor=1, **STEP)
+    assert told.power_w == usual.power_w
+    assert told.assumptions == usual.assumptions
+    other = wattcast.predict("llama3-8b", "h100-sxm", **STEP)
+    assert not any("measured 2026-11-19" in note for note in other.assumptions)
+
+
+def test_watts_of_a_measured_card_are_known_better(cards_file: Path) -> None:
+    usual = wattcast.predict("llama3-8b", "h200", **STEP)
+    write_own_card(make_card(1.0))
+    own = wattcast.predict("llama3-8b", "h200", **STEP)
+    told = wattcast.predict("llama3-8b", "h200", power_factor=1.0, **STEP)
+    width, own_width, told_width = (np.ptp(p.interval.power_w) for p in (usual, own, told))
+    assert own_width < width == told_width
+    assert np.ptp(own.interval.latency_s) == np.ptp(usual.interval.latency_s)
+
+
+def test_a_hungry_card_draws_as_much_while_it_waits() -> None:
+    """An eager model at batch 1 waits for its host most of the time."""
+    usual = wattcast.predict("gpt2", "h200", **EAGER)
+    hungry = wattcast.predict("gpt2", "h200", power_factor=1.1, **EAGER)
+    worked = usual.busy_s / usual.latency_s
+    assert worked < 0.5
+    idle_j = float(usual.basis.detail.gap_j)
+    assert float(hungry.basis.detail.gap_j) == pytest.approx(idle_j)
+    assert hungry.energy_j - idle_j == pytest.approx(1.1 * (usual.energy_j - idle_j), rel=1e-6)
+    parts_w = float(hungry.basis.detail.part_j.sum()) / hungry.latency_s
+    assert parts_w == pytest.approx(hungry.power_w, rel=1e-9)
+
+
+def test_a_hungry_card_is_clocked_lower_under_its_limit() -> None:
+    prompt = {"phase": "prefill", "batch": 8, "seq": 2048}
+    usual, hungry = (
+        wattcast.predict("llama3-8b", "h200", power_factor=factor, **prompt) for factor in (1, 1.1)
+    )
+    assert usual.capped
+    assert hungry.clock_hz < usual.clock_hz
+    assert hungry.latency_s > usual.latency_s
+
+
+def test_a_host_factor_scales_what_the_host_does() -> None:
+    usual = wattcast.predict("gpt2", "h200", **EAGER)
+    slow = wattcast.predict("gpt2", "h200", host_factor=2.0, **EAGER)
+    assert slow.latency_s == pytest.approx(2.0 * usual.latency_s, rel=0.1)
+    with pytest.raises(BadInput, match="host_factor"):
+        wattcast.predict("gpt2", "h200", host_factor=2.0, host_launch="9us", **EAGER)
+
+
+def test_simulations_and_plans_take_the_remembered_card(cards_file: Path) -> None:
+    usual = wattcast.simulate("llama3-8b", "h200", **QUIET)
+    told = wattcast.simulate("llama3-8b", "h200", power_factor=1.05, host_factor=0.8, **QUIET)
+    write_own_card(make_card())
+    own = wattcast.simulate("llama3-8b", "h200", **QUIET)
+    ignored = wattcast.simulate("llama3-8b", "h200", power_factor=1, host_factor=1, **QUIET)
+    assert own.summarise()["power_w"] == told.summarise()["power_w"]
+    assert ignored.summarise()["power_w"] == usual.summarise()["power_w"]
+    assert any("this card draws 5.0 % more" in note for note in own.assumptions)
+
+
+def test_several_cards_of_a_kind_are_averaged(cards_file: Path) -> None:
+    write_own_card(make_card(1.0, "GPU-1"))
+    write_own_card(make_card(1.21, "GPU-2", None))
+    factors = find_machine_factors("h200")
+    assert factors.power == pytest.approx(1.1)
+    assert factors.host == pytest.approx(0.8)
+    assert "the 2 cards measured here draw 10.0 % more" in factors.power_note
+    write_own_card(make_card(1.1, "GPU-2"))
+    assert [card.uuid for card in read_own_cards("h200")] == ["GPU-1", "GPU-2"]
+    assert read_own_cards("b200") == ()
+    assert find_machine_factors("h200", MachineOptions(1.0, 1.0)).notes == ()
+
+
+def test_a_damaged_file_says_what_to_do(cards_file: Path) -> None:
+    cards_file.parent.mkdir()
+    for text in ("{", '{"cards": [{"uuid": "GPU-1"}]}'):
+        cards_file.write_text(text)
+        with pytest.raises(BadInput, match="doctor --forget-card"):
+            wattcast.predict("llama3-8b", "h200", **STEP)
