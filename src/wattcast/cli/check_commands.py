@@ -26,6 +26,11 @@ from wattcast.cli.figure_options import (
 from wattcast.core import bad_value, units
 from wattcast.core.errors import clip_text
 from wattcast.core.option_declaration import Option
+from wattcast.core.own_cards import (
+    forget_own_cards,
+    read_own_cards,
+    write_own_card,
+)
 from wattcast.core.own_host import (
     OwnHost,
     forget_own_host,
@@ -204,16 +209,37 @@ def doctor(
             "for predict; needs a GPU."
         ),
     ] = False,
+    card: Annotated[
+        bool,
+        Option(
+            "Measure how this NVIDIA card and its host differ from the usual ones, in half a "
+            "minute, and remember it for predictions of its kind."
+        ),
+    ] = False,
     forget_host: Annotated[bool, Option("Forget the host that was measured.")] = False,
+    forget_card: Annotated[bool, Option("Forget the cards that were measured.")] = False,
 ) -> CommandOutput:
     """Look at this machine: libraries, data, devices; say what works and how to get the rest."""
-    if host and forget_host:
-        raise bad_value("doctor", "--host or --forget-host", "both")
+    asked = {
+        "--host": host,
+        "--card": card,
+        "--forget-host": forget_host,
+        "--forget-card": forget_card,
+    }
+    chosen = [name for name, is_asked in asked.items() if is_asked]
+    if len(chosen) > 1:
+        raise bad_value("doctor", f"one of {', '.join(asked)}", " and ".join(chosen))
     if host:
         return _measure_host()
+    if card:
+        return _measure_card(env)
     if forget_host:
         gone = forget_own_host()
         sentence = "The host of this machine is forgotten." if gone else "No host was remembered."
+        return CommandOutput({"forgotten": gone}, sentence)
+    if forget_card:
+        gone = forget_own_cards()
+        sentence = "The cards of this machine are forgotten." if gone else "No card was remembered."
         return CommandOutput({"forgotten": gone}, sentence)
     checks = examine_machine(env.variables)
     rows = [
@@ -261,6 +287,21 @@ def _measure_host() -> CommandOutput:
     return CommandOutput(plain | {"file": str(path)}, sentence)
 
 
+def _measure_card(env: Environment) -> CommandOutput:
+    """Measure the first visible card, compare it with the usual one, and remember both factors."""
+    from wattcast.calibrate.card_factor import compare_card, name_card
+    from wattcast.measure.card_loads import measure_card
+
+    comparison = compare_card(measure_card(env.say, name_card))
+    path = write_own_card(comparison.card)
+    plain = comparison.to_dict() | {"file": str(path)}
+    undo = (
+        f"Predictions of a {comparison.gpu} take this from {path} from now on and say so. "
+        "Ignore it: --power-factor 1 --host-factor 1; undo: wattcast doctor --forget-card."
+    )
+    return CommandOutput(plain, "\n".join([*comparison.sentences, undo]))
+
+
 @dataclass(frozen=True)
 class ToolCheck:
     """One thing looked for: whether it is there, what was found, what it is for, how to get it."""
@@ -304,6 +345,7 @@ def examine_machine(variables: Mapping[str, str]) -> list[ToolCheck]:
         _check_tool(BROWSERS, "reports as PDF, tests of the page", "install Chromium"),
         _check_reference(variables),
         _check_own_host(),
+        _check_own_cards(),
         _check_card_settings(),
     ]
 
@@ -374,6 +416,22 @@ def _check_own_host() -> ToolCheck:
         cost,
         purpose,
         advice,
+    )
+
+
+def _check_own_cards() -> ToolCheck:
+    """Show how the cards of this machine differ from the usual ones, where that was measured."""
+    cards = read_own_cards()
+    words = [
+        f"{card.name} {card.uuid[:12]}: {list(card.power.values())[-1].value:.3f} times the watts"
+        for card in cards
+    ]
+    return ToolCheck(
+        "own cards",
+        bool(cards),
+        "; ".join(words),
+        "watts and host of predictions",
+        "not measured: wattcast doctor --card (needs PyTorch and an NVIDIA card)",
     )
 
 

@@ -1,0 +1,127 @@
+"""What the watts of a few loads say of a card's other work."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from wattcast.calibrate.card_factor import combine_logs, compare_card, estimate_factor
+from wattcast.core.errors import Refused
+from wattcast.core.own_cards import read_own_cards, write_own_card
+from wattcast.measure.card_loads import (
+    CardFigures,
+    LoadFigures,
+    list_operators,
+)
+from wattcast.measure.energy_sources import DeviceIdentity
+from wattcast.predictor.api import host_cost_of_run, predict
+
+IDENTITY = DeviceIdentity("NVIDIA H200", uuid="GPU-1", board="692-2G520-0282-001")
+CLOCKS_HZ = {"copy": 1.98e9, "product of few rows": 1.98e9, "product": 1.5e9}
+
+
+def make_figures(factor: float, gpu: str = "h200-001") -> CardFigures:
+    """A card that draws ``factor`` times what a board of ``gpu`` does, at 55 C."""
+    loads = []
+    for name, operator in list_operators("bf16").items():
+        p = predict(
+            {"name": name, "ops": [dict(operator)]},
+            gpu,
+            operands="cold",
+            clock=CLOCKS_HZ[name],
+            temperature=55.0,
+            power_limit=1e4,
+            power_factor=1.0,
+            force=True,
+        )
+        is_capped = name == "product"
+        loads.append(
+            LoadFigures(
+                name,
+                operator,
+                float(p.latency_s),
+                factor * float(p.power_w),
+                CLOCKS_HZ[name],
+                55.0,
+                is_capped,
+                (),
+                150.0,
+            )
+        )
+    return CardFigures(IDENTITY, 118.0, 1.98e9, 40.0, tuple(loads), None, "no PyTorch")
+
+
+def test_a_usual_card_has_a_factor_of_one() -> None:
+    comparison = compare_card(make_figures(1.0))
+    assert comparison.gpu == "h200-001"
+    assert comparison.factor.value == pytest.approx(1.0, abs=1e-6)
+    assert comparison.latency_ratios == pytest.approx((1.0, 1.0, 1.0))
+    # against the mean of both boards it draws more
+    assert comparison.card.power["h200"].value > 1.0
+    assert comparison.card.host_factor is None
+
+
+def test_a_hungry_card_is_believed_in_part_and_remembered(
+    tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WATTCAST_CARDS", str(tmp_path / "cards.json"))
+    comparison = compare_card(make_figures(1.05))
+    assert 1.005 < comparison.factor.value < 1.05
+    write_own_card(comparison.card)
+    (card,) = read_own_cards("h200-001")
+    assert [load.memory_w for load in card.loads] == [150.0, 150.0, 150.0]
+    assert card == comparison.card
+    # what is remembered does not hide in the next measurement of the card
+    assert compare_card(make_figures(1.05)).factor == comparison.factor
+    step = {"phase": "decode", "batch": 8}
+    usual = predict("llama3-8b", "h200-001", power_factor=1.0, **step)
+    own = predict("llama3-8b", "h200-001", **step)
+    assert own.power_w / usual.power_w == pytest.approx(comparison.factor.value, rel=1e-3)
+
+
+def test_watts_that_no_card_draws_are_not_remembered() -> None:
+    """A card that another program uses as well; four standard deviations are 32 % of a copy."""
+    for factor, is_refused in ((1.25, False), (1.45, True), (0.65, True)):
+        figures = make_figures(1.0)
+        loud = replace(figures.loads[0], power_w=factor * figures.loads[0].power_w)
+        changed = replace(figures, loads=(loud, *figures.loads[1:]))
+        if is_refused:
+            with pytest.raises(Refused, match=r"copy: .* more than cards differ by"):
+                compare_card(changed)
+        else:
+            assert compare_card(changed).factor.value > 1.0
+
+
+def test_half_of_what_cards_differ_by_stays_unknown() -> None:
+    """Perfect predictions of endless loads would tell what all kernels share, and no more."""
+    many = combine_logs(np.full(10_000, 0.05), np.zeros(10_000), 0.03)
+    assert math.log(many.value) == pytest.approx(0.05, rel=0.01)
+    assert many.spread == pytest.approx(0.03 * math.sqrt(0.5), rel=0.01)
+    (single,) = [combine_logs(np.array([0.05]), np.zeros(1), 0.03)]
+    assert math.log(single.value) == pytest.approx(0.025)
+
+
+def test_a_load_that_is_predicted_badly_says_little() -> None:
+    good = combine_logs(np.array([0.05]), np.array([0.01]), 0.03)
+    bad = combine_logs(np.array([0.05]), np.array([0.1]), 0.03)
+    assert 1.0 < bad.value < good.value
+    assert good.spread < bad.spread < 0.03
+    both = combine_logs(np.array([0.0, 0.1]), np.array([0.01, 0.1]), 0.03)
+    assert math.log(both.value) < 0.01
+
+
+def test_a_host_is_compared_with_the_usual_one() -> None:
+    usual = predict("gpt2", "h200", stack="eager", batch=1, seq=64, head="none")
+    measured = replace(make_figures(1.0), host_pass_s=0.7 * float(usual.latency_s), host_words="x")
+    comparison = compare_card(measured)
+    assert comparison.card.host_factor == pytest.approx(0.7, rel=0.02)
+    cost_s = host_cost_of_run("gpt2", 0.7 * usual.latency_s, batch=1, seq=64, head="none")
+    assert comparison.host_s_per_operator == pytest.approx(cost_s)
+
+
+def test_loads_and_predictions_belong_together() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        estimate_factor(make_figures(1.0).loads, [], 0.03)
