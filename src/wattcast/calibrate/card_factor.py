@@ -223,8 +223,8 @@ def combine_logs(
 
     ``errors`` are the standard deviations of the predictions' own errors.
 
-    >>> round(combine_logs(np.array([0.1]), np.array([0.0]), 0.02).value, 4)  # half of 0.1
-    1.0513
+    >>> round(combine_logs(np.array([0.1]), np.array([0.0]), 0.02).value, 4)
+    1.0661
     """
     own = OWN_CARD.kernel_share * card_spread**2
     shared = card_spread**2 - own
