@@ -61,6 +61,7 @@ LAB = {
     "side-by-side": "component_commands",
     "accelwattch": "component_commands",
     "check-energies": "component_commands",
+    "bench": "microbench_commands",
     "tune": "microbench_commands",
     "microbench": "microbench_commands",
     "multimedia": "microbench_commands",

@@ -1,7 +1,8 @@
-"""``wattcast lab microbench``, ``lab multimedia`` and ``lab tune``."""
+"""``wattcast lab microbench``, ``lab multimedia``, ``lab bench`` and ``lab tune``."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import (
@@ -12,18 +13,21 @@ from typing import (
 
 from rich.console import Console
 
-from wattcast.cli.command_builder import command, declare_verb
+from wattcast.cli.command_builder import command, declare_verb, parse_pairs
 from wattcast.cli.command_output import CommandOutput, Environment
 from wattcast.cli.figure_options import FigureOptions
 from wattcast.core.errors import Refused, bad_value
 from wattcast.core.option_declaration import Option
 from wattcast.core.strict_files import encode_csv
+from wattcast.core.units import parse, show
 from wattcast.core.whole_files import write_whole
 from wattcast.lab.microbench import microbench_sessions
 
 if TYPE_CHECKING:
     from wattcast.hardware import Gpu
     from wattcast.lab.microbench.microbench_results import MicroRow
+    from wattcast.lab.microbench.own_kernel import OwnKernel, OwnKernelResult, Roofline
+    from wattcast.lab.microbench.tuning import TuningReport
 
 declare_verb("lab multimedia", microbench_sessions.multimedia)
 
@@ -152,6 +156,177 @@ def _show_results(
         figures=partial(report.make_microbench_figures, results, gpu, source),
         notes=[f"not measured, or by an older kernel: {', '.join(again)}"] if again else [],
     )
+
+
+@command("lab bench")
+def bench(
+    source: Annotated[Path, Option("CUDA source, .cu.", positional=True)],
+    kernel: Annotated[str, Option("A __global__ function of it.")],
+    blocks: Annotated[str, Option("Blocks of a launch: 4096 or 64x64.")],
+    threads: Annotated[str, Option("Threads of a block: 256 or 16x16.")] = "256",
+    shared: Annotated[str, Option("Dynamic shared memory of a block, such as 48KiB.")] = "0B",
+    setting: Annotated[
+        list[str] | None,
+        Option("NAME=VALUE of a number, NAME=256MiB of a buffer; may repeat.", "set"),
+    ] = None,
+    profile: Annotated[
+        Path | None, Option("Export of ncu of this kernel: roofline and advice beside the watts.")
+    ] = None,
+    gpu: Annotated[
+        str, Option("With --profile: the device, for its peaks and microbenchmarks.")
+    ] = "h200",
+    launches: Annotated[
+        int, Option("Only launch so often, for a profiler: ncu --set full wattcast lab bench ...")
+    ] = 0,
+    quick: Annotated[bool, Option("Shorter windows: a smoke test.")] = False,
+) -> CommandOutput:
+    """Time, watts and joules of your own kernel under the meter of the microbenchmarks, with
+    roofline and advice from its profile.
+
+    Example: wattcast lab bench my.cu --kernel saxpy --blocks 65536 --set x=64MiB --set y=64MiB
+    --set n=16777216 --set a=2
+    """
+    from wattcast.lab.microbench import own_kernel
+    from wattcast.measure.cuda_device import CudaDevice
+
+    shape = own_kernel.LaunchShape(
+        own_kernel.parse_shape(blocks, "--blocks"),
+        own_kernel.parse_shape(threads, "--threads"),
+        int(parse(shared, "byte", "--shared")),
+    )
+    settings = parse_pairs(setting, "--set", "NAME=VALUE", str)
+    if not source.is_file():
+        raise bad_value("SOURCE", "a CUDA source", str(source))
+    parameters = own_kernel.find_parameters(source.read_text(encoding="utf-8"), kernel)
+    own_kernel.read_settings(parameters, settings)  # told before a device is opened
+    own = own_kernel.OwnKernel(CudaDevice.open(), source, kernel, shape, settings)
+    if launches:
+        own_kernel.launch_for_profiler(own, launches)
+        return CommandOutput({"launches": launches}, f"{launches} launches")
+    measured = own_kernel.measure_own_kernel(own, quick)
+    profiled = None if profile is None else _read_own_profile(profile, own, measured, gpu)
+    return CommandOutput(
+        partial(_own_kernel_to_plain, measured, profiled),
+        partial(_print_own_kernel, measured, profiled),
+        notes=_note_own_kernel(measured, profiled),
+    )
+
+
+@dataclass(frozen=True)
+class _OwnProfile:
+    """What a profile of a measured kernel adds: its roofline, and what to change."""
+
+    roofline: Roofline
+    tuned: TuningReport
+
+
+def _read_own_profile(
+    profile: Path,
+    own: OwnKernel,
+    measured: OwnKernelResult,
+    gpu: str,
+) -> _OwnProfile:
+    from wattcast.lab.counter_models.profiler_counters import read_ncu_metrics
+    from wattcast.lab.microbench import own_kernel, profile_sets, tuning, unit_work
+    from wattcast.lab.microbench.microbench_results import read_shipped_results
+    from wattcast.predictor.api import find_gpu
+
+    chip = find_gpu(gpu)
+    pipes = profile_sets.PipeRates.of(chip)
+    launches, exported = read_ncu_metrics(profile)
+    names = [launch.kernel.split("(")[0] for launch in launches]
+    places = [place for place, name in enumerate(names) if name in own.names]
+    if not places:
+        seen = ", ".join(sorted(set(names)))
+        raise bad_value(profile.name, f"a launch of {own.names[0]}", seen or "none")
+    whole = profile_sets.complete_metrics(exported, launches, pipes)
+    counts = {name: float(column[places[-1]]) for name, column in whole.items()}
+    dram = sum(counts.get(unit_work.METRICS[way], 0.0) for way in ("dram_read", "dram_written"))
+    roofline = own_kernel.make_roofline(
+        chip,
+        measured.row.launch_s or 0.0,
+        own_kernel.count_flop(counts),
+        dram,
+        measured.row.sm_clock_hz,
+    )
+    tuned = tuning.tune_export(profile, read_shipped_results(chip), pipes)
+    return _OwnProfile(roofline, tuned)
+
+
+def _own_kernel_to_plain(
+    measured: OwnKernelResult,
+    profiled: _OwnProfile | None,
+) -> dict[str, object]:
+    from wattcast.lab.microbench import microbench_report as report
+
+    row = measured.row
+    plain: dict[str, object] = {
+        "kernel": row.name,
+        "time_s": row.launch_s,
+        "time_spread_s": row.launch_spread_s,
+        "launches": row.launches,
+        "power_w": row.power_w,
+        "idle_power_w": row.idle_power_w,
+        "energy_j": measured.energy_j,
+        "above_idle_j": measured.above_idle_j,
+        "sm_clock_hz": row.sm_clock_hz,
+        "temperature_c": row.temperature_c,
+        "resident_blocks": measured.resident_blocks,
+        "waves": measured.waves,
+        "throttle": row.throttle,
+        "flags": row.flags,
+    }
+    if profiled is not None:
+        roofline = profiled.roofline
+        plain["roofline"] = {
+            "flop": roofline.flop,
+            "dram_byte": roofline.dram_byte,
+            "flop_per_byte": roofline.intensity,
+            "bound": roofline.bound,
+            "reached": roofline.reached,
+        }
+        plain["advice"] = report.tuning_to_plain(profiled.tuned)
+    return plain
+
+
+def _print_own_kernel(
+    measured: OwnKernelResult,
+    profiled: _OwnProfile | None,
+    console: Console,
+) -> None:
+    from wattcast.lab.microbench import microbench_report as report
+
+    row = measured.row
+    console.print(
+        f"{row.name}: {show(row.launch_s, 's')}, {show(row.power_w, 'W')}, "
+        f"{show(measured.energy_j, 'J')} a launch ({show(measured.above_idle_j, 'J')} above idle)"
+    )
+    console.print(
+        f"at {show(row.sm_clock_hz, 'Hz')}, {measured.resident_blocks} blocks resident on an SM, "
+        f"{measured.waves:.2f} waves"
+    )
+    if profiled is None:
+        return
+    roofline = profiled.roofline
+    console.print(
+        f"roofline: {show(roofline.flop, 'flop')} ({roofline.precision}), "
+        f"{show(roofline.dram_byte, 'byte')} of device memory, {roofline.intensity:.3g} FLOP a "
+        f"byte: bound by {roofline.bound}, {roofline.reached:.0%} of the roof"
+    )
+    console.print(report.make_advice_table(profiled.tuned))
+
+
+def _note_own_kernel(measured: OwnKernelResult, profiled: _OwnProfile | None) -> list[str]:
+    row = measured.row
+    notes = [f"{flag.replace('_', ' ')}" for flag in row.flags]
+    if "sw_power_cap" in row.throttle:
+        notes.append("at the power limit: time and watts are those of this limit")
+    notes.append(
+        "buffers hold random numbers, or zeros where they are no floats; data decide power"
+    )
+    if profiled is not None:
+        notes.append("FLOP of tensor cores and of pairs of halves are not counted")
+    return notes
 
 
 @command("lab tune")

@@ -192,6 +192,10 @@ int cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, 
     for (u64 i = 0; i < nodes; ++i) *(u64 *)(ring + i * stride) = i;
     return 0;
   }
+  if (strstr(name, "own_")) { /* a user's kernel, whose parameters are its own */
+    free_at_s = begin_s() + 1e-4;
+    return 0;
+  }
   if (!strncmp(name, "media_", 6)) {
     typedef void (*Media)(void **, unsigned, unsigned);
     const char *library = getenv("STANDIN_MEDIA");
