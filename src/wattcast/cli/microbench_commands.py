@@ -64,6 +64,8 @@ def microbench(
         return _compare_results(show, against)
     if show is None:
         return CommandOutput.from_verb(microbench_sessions.microbench(**options))
+    if (printed := _find_printed_values(show)) and table is None and write is None:
+        return printed
     results, chip, place = _find_results(show, gpu)
     if table is None:
         return _show_results(results, chip, place, write)
@@ -77,6 +79,27 @@ def microbench(
         rows.append(cells)
     write_whole(table, encode_csv(rows))
     return CommandOutput(None, "", notes=[f"{len(lines)} rows with counters: {table}"])
+
+
+def _find_printed_values(show: str) -> CommandOutput | None:
+    """Return what a paper printed of a device whose rows do not ship, None for any other."""
+    from wattcast.lab.microbench import microbench_report as report
+    from wattcast.lab.microbench.microbench_results import (
+        read_mipp_values,
+        results_folder,
+    )
+    from wattcast.predictor.api import find_gpu
+
+    devices = sorted({value.device for value in read_mipp_values()})
+    if Path(show).exists() or not {show, show.lower()} & set(devices):
+        return None
+    chip = find_gpu(show)
+    if results_folder(chip).exists():
+        return None
+    values = [value for value in read_mipp_values() if value.device == chip.name]
+    table = report.make_paper_table(values)
+    source = "MIPP (2016), Tables I to IV, errata applied (database/published/mipp.csv)"
+    return CommandOutput(values, lambda console: console.print(table), notes=[source])
 
 
 def _find_results(show: str, gpu_name: str = "h200") -> tuple[tuple[MicroRow, ...], Gpu, Path]:

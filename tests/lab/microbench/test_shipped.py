@@ -4,12 +4,14 @@ cards.
 
 from __future__ import annotations
 
+import json
 from functools import cache
 
 import numpy as np
 import pytest
 
 from wattcast import hardware
+from wattcast.core.errors import ExitCode
 from wattcast.core.row_journals import read_lines
 from wattcast.lab.microbench.benchmark_kernels import MAX_POWER_OF
 from wattcast.lab.microbench.benchmark_suite import list_benchmarks
@@ -174,3 +176,19 @@ def test_the_largest_power_is_said_to_be_the_sensors() -> None:
     assert len([row for row in rows if row["run"] < LATER]) == 363
     assert {row["max_power_of"] for row in rows} == {MAX_POWER_OF}
     assert "sensor" in MAX_POWER_OF
+
+
+@pytest.mark.parametrize(("device", "tables"), [("gtx-660", "I III"), ("tegra-k1", "II IV")])
+def test_a_papers_tables_are_shown_by_device(call, device: str, tables: str) -> None:
+    """They lay in the package, and the command said that nothing was there."""
+    done = call("lab", "microbench", "--show", device, "--json")
+    assert done.code == ExitCode.OK
+    values = json.loads(done.out)
+    assert len(values) == 14
+    assert {value["table"] for value in values} == set(tables.split())
+    shown = call("lab", "microbench", "--show", device)
+    for value in values:
+        assert value["benchmark"] in shown.out
+        power_energy_j = value["power_w"] * value["time_s"]
+        if "inconsistent" not in value["erratum"]:  # printed with one digit after the point
+            assert power_energy_j == pytest.approx(value["energy_j"], rel=0.02, abs=0.06)

@@ -13,6 +13,7 @@ import numpy as np
 from rich.table import Table
 
 from wattcast.core.regular_files import read_shipped_table
+from wattcast.core.units import show
 from wattcast.hardware import Gpu
 from wattcast.lab.campaigns.database_files import make_pipe_table
 from wattcast.lab.microbench import microbench_results
@@ -674,6 +675,43 @@ def draw_devices(
     return add_caption(
         figure, source + "; GTX 660 and TK1: MIPP (2016), Tables I and II, errata applied"
     )
+
+
+def make_paper_table(values: Sequence[microbench_results.MippValue]) -> Table:
+    """Return what a paper printed of one device, beside the name of the benchmark of ours that is
+    nearest.
+
+    Joules of an operation are power times time over operations of the whole chip; those printed
+    count one multiprocessor of the GTX 660 alone."""
+    built = new_table(
+        "table",
+        "benchmark",
+        "ours",
+        "a cycle and SM",
+        "time",
+        "power",
+        "most",
+        "energy",
+        "operation",
+        "printed",
+        "erratum",
+        left=("table", "benchmark", "ours", "erratum"),
+    )
+    for value in values:
+        built.add_row(
+            value.table,
+            value.benchmark,
+            value.ours,
+            f"{value.real_per_cycle_sm:.1f}",
+            show(value.time_s, "s"),
+            show(value.power_w, "W"),
+            show(value.max_power_w, "W"),
+            show(value.energy_j, "J"),
+            f"{1e9 * value.operation_j:.3g} nJ",
+            f"{value.nj_printed:g} nJ",
+            value.erratum,
+        )
+    return built
 
 
 def _paper_benchmarks() -> list[str]:
