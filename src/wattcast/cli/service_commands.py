@@ -147,24 +147,34 @@ class MetricsSource:
             parse=parse_seconds,
         ),
     ] = None
+    log: Annotated[
+        list[Path] | None,
+        Option("Of a training job: trainer_state.json, W&B, MLflow; may be repeated."),
+    ] = None
 
 
 @command("check")
 def check(
     env: Environment,
-    expected: Annotated[Path, Option("The expected.json of `plan --write`.", positional=True)],
+    expected: Annotated[
+        Path, Option("The file of `plan --write` or of `train --write`.", positional=True)
+    ],
     source: MetricsSource,
     gpu: Annotated[str | None, Option("The card's YAML file, if it is your own.")] = None,
-    adopt: Annotated[bool, Option("Take this service as the healthy one from now on.")] = False,
+    adopt: Annotated[bool, Option("Take what ran as the healthy one from now on.")] = False,
     rows: Annotated[Path | None, Option("CSV of rows for `calibrate` to write.")] = None,
 ) -> CommandOutput:
-    """Compare a service that runs with its plan, and say what would explain differences.
+    """Compare a service or a training job that ran with its plan, and say what would explain
+    differences.
 
     Example: wattcast check service/expected.json --prometheus http://localhost:9090
 
     Example: wattcast check service/expected.json --metrics before.txt --metrics after.txt --seconds
     600 --adopt
+
+    Example: wattcast check job.json --log trainer_state.json --log system-metrics.jsonl
     """
+    from wattcast.core.strict_files import read_bytes
     from wattcast.core.whole_files import write_whole
     from wattcast.serving.checking import check_report, metrics_window
     from wattcast.serving.checking.promised_replica import PromisedReplica
@@ -172,6 +182,10 @@ def check(
     from wattcast.serving.deployment.expected_service import read_expected
     from wattcast.serving.deployment.write_deployment import write_expected
 
+    if _is_training_job(read_bytes(expected), expected.name):
+        return _check_training(env, expected, source, gpu, adopt, rows)
+    if source.log is not None:
+        raise bad_value("--log", "the file of `train --write`", str(expected))
     plan_of_service = read_expected(expected)
     if (source.metrics is None) == (source.prometheus is None):
         raise bad_value("check", "one of --metrics and --prometheus", "none or both")
@@ -194,6 +208,45 @@ def check(
     return replace(output, exit_code=ExitCode.REFUSED if has_alarm else 0)
 
 
+def _is_training_job(data: bytes, where: str) -> bool:
+    """Tell whether a file of expectations is that of a training job."""
+    from wattcast.training.checking.expected_job import is_training_job
+
+    return is_training_job(data, where)
+
+
+def _check_training(
+    env: Environment,
+    expected: Path,
+    source: MetricsSource,
+    gpu: str | None,
+    adopt: bool,
+    rows: Path | None,
+) -> CommandOutput:
+    """Compare a training job with its prediction."""
+    from wattcast.core.whole_files import write_whole
+    from wattcast.training.checking import expected_job, job_check, job_check_report
+    from wattcast.training.checking.job_logs import read_job_logs
+
+    if not source.log or source.metrics is not None or source.prometheus is not None:
+        raise bad_value("check", "--log, and neither --metrics nor --prometheus", "other sources")
+    job = expected_job.parse_expected_job(expected.read_bytes(), expected.name)
+    if gpu is not None:
+        job = replace(job, gpu=gpu)
+    result = job_check.check_job(job, read_job_logs(source.log))
+    if adopt:
+        write_whole(expected, expected_job.write_expected_job(result.adopt()))
+        env.say(f"adopted: later checks compare with this job ({expected})")
+    if rows is not None:
+        write_whole(rows, job_check_report.write_job_rows(result))
+        env.say(f"written: {rows}; wattcast calibrate --gpu {job.gpu} {rows}")
+    output = CommandOutput.of(
+        result, job_check_report.summarise_job_check, job_check_report.print_job_check
+    )
+    has_alarm = result.has_alarm and not adopt
+    return replace(output, exit_code=ExitCode.REFUSED if has_alarm else 0)
+
+
 @command("train", TRAIN, PLOT)
 def train(
     env: Environment,
@@ -201,6 +254,7 @@ def train(
     gpu: Annotated[str, GPU],
     series: PowerOutput,
     search: Annotated[bool, Option("Show the ways to share it.")] = False,
+    write: Annotated[Path | None, Option("File for `wattcast check`.")] = None,
     details: Annotated[bool, Option("Print every assumption.")] = False,
     **options: Any,
 ) -> CommandOutput:
@@ -226,5 +280,13 @@ def train(
 
         curve = trace_training(result)
         env.say(write_as_asked([curve], series, gpu, curve.length_s))
+    if write is not None:
+        from wattcast.core.whole_files import write_whole
+        from wattcast.training.checking import expected_job
+
+        names = expected_job.name_files_absolutely(model, gpu)
+        job = expected_job.expect_job(*names, options, result)
+        write_whole(write, expected_job.write_expected_job(job))
+        env.say(f"written: {write}; wattcast check {write} --log LOG")
     text = partial(print_training, details=details, search=search)
     return CommandOutput.of(result, summarise_training, text, draw_training)

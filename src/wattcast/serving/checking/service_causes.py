@@ -245,16 +245,19 @@ def fit_strength(
     effects: Array,
     seen: Array,
     sigma: Array,
+    is_switch: bool = False,
 ) -> tuple[float, float]:
     """Return the strength of a cause that leaves least, and the χ² that it leaves.
 
-    ``effects`` is ``(strength, figure)``; between strengths, effects are linear.
+    ``effects`` is ``(strength, figure)``; between strengths, effects are linear. A switch has
+    nothing between its strengths.
 
     >>> effects = np.array([[0.0, 0.0], [0.2, 0.1]])
     >>> fit_strength(np.array([1.0, 1.2]), effects, np.array([0.1, 0.05]), np.array([0.1, 0.1]))
     (1.1, 0.0)
     """
-    places = np.linspace(0.0, len(strengths) - 1.0, STRENGTHS_BETWEEN * (len(strengths) - 1) + 1)
+    between = 1 if is_switch else STRENGTHS_BETWEEN
+    places = np.linspace(0.0, len(strengths) - 1.0, between * (len(strengths) - 1) + 1)
     possible = np.arange(len(strengths))
     tried = np.interp(places, possible, strengths)
     columns = [np.interp(places, possible, column) for column in effects.T]

@@ -1,0 +1,1 @@
+"""Compare a training job that ran with its prediction."""

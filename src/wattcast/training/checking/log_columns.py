@@ -1,0 +1,125 @@
+"""Recognise the columns of training logs, whoever wrote them.
+
+A column is known by its name as Weights & Biases, MLflow, the Trainer of transformers, Lightning,
+torchtitan, NeMo or Wattcast's own callback write it. Names are compared in lower case, without the
+name of a run that W&B's page puts before them (``run-7 - system/gpu.0.powerWatts``).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum, auto
+
+
+class Quantity(StrEnum):
+    """What a column of a log says."""
+
+    STEP = auto()  # optimiser steps so far
+    TIME = auto()  # of the clock on the wall
+    RUNTIME = auto()  # since the job began
+    STEP_TIME = auto()
+    STEP_RATE = auto()
+    TRAIN_TIME = auto()  # of the whole job, in the Trainer's last line
+    WAIT_TIME = auto()  # for data, in a step
+    TOKENS = auto()  # seen so far
+    SAMPLE_RATE = auto()
+    POWER = auto()  # of one GPU
+    TOTAL_POWER = auto()  # of the GPUs that a callback meters
+    BUSY = auto()
+    CLOCK = auto()
+    LIMIT = auto()
+
+
+@dataclass(frozen=True)
+class LogColumn:
+    """What a column says: a quantity in SI units once it is multiplied, of a GPU or of the job."""
+
+    quantity: Quantity
+    factor: float = 1.0
+    gpu: int | None = None
+    rank: int = 0  # of several columns with a quantity, the least is read
+
+
+_STEP_NAMES = (
+    "train/global_step",
+    "trainer/global_step",
+    "global_step",
+    "step",
+    "iteration",
+    "iter",
+    "_step",
+)
+_RUNTIMES = ("_runtime", "relative time (process)", "relative time (wall)", "relative_time")
+_TIMES = ("_timestamp", "timestamp", "wall_time", "time")
+_GPU = r"gpu[._/ ]?(?P<gpu>\d+)[._/ ]"
+# Patterns of whole names: quantity, factor to SI units
+_PATTERNS: tuple[tuple[str, Quantity, float], ...] = (
+    (r"wattcast/step_s", Quantity.STEP_TIME, 1.0),
+    (r"wattcast/power_w", Quantity.TOTAL_POWER, 1.0),
+    (
+        r"(?:.*[/_. ])?(?:step|iteration|iter|batch)_?time(?:_s|_sec|_seconds|\(s\))?",
+        Quantity.STEP_TIME,
+        1.0,
+    ),
+    (
+        r"(?:.*[/_. ])?(?:step|iteration|iter|batch)_?time(?:_ms|\(ms\))",
+        Quantity.STEP_TIME,
+        1e-3,
+    ),
+    (r"(?:.*/)?(?:time|seconds)_per_(?:step|iteration)", Quantity.STEP_TIME, 1.0),
+    (r"(?:.*/)?train_step_timing(?: in s)?", Quantity.STEP_TIME, 1.0),
+    (r"(?:.*/)?end_to_end\(s\)", Quantity.STEP_TIME, 1.0),
+    (r"(?:.*/)?train_runtime", Quantity.TRAIN_TIME, 1.0),
+    (r"(?:.*/)?(?:train_)?steps_per_second", Quantity.STEP_RATE, 1.0),
+    (r"(?:.*/)?(?:train_)?samples_per_second", Quantity.SAMPLE_RATE, 1.0),
+    (
+        r"(?:.*/)?(?:data|dataloader|data_loading|data_wait)(?:_time|_s|\(s\))",
+        Quantity.WAIT_TIME,
+        1.0,
+    ),
+    (r"(?:.*/)?(?:data|dataloader|data_loading|data_wait)(?:_time)?_ms", Quantity.WAIT_TIME, 1e-3),
+    (
+        r"(?:.*/)?(?:num_input_tokens_seen|tokens_seen|total_tokens|consumed_tokens|num_tokens)",
+        Quantity.TOKENS,
+        1.0,
+    ),
+    (rf"(?:system[./])?{_GPU}(?:powerwatts|power_usage_watts)", Quantity.POWER, 1.0),
+    (rf"(?:system[./])?{_GPU}(?:gpu|utilization_percentage)", Quantity.BUSY, 1e-2),
+    (rf"(?:system[./])?{_GPU}smclock", Quantity.CLOCK, 1e6),
+    (rf"(?:system[./])?{_GPU}enforcedpowerlimitwatts", Quantity.LIMIT, 1.0),
+)
+_COMPILED = [(re.compile(pattern), quantity, factor) for pattern, quantity, factor in _PATTERNS]
+# W&B's page writes the extremes of smoothed points into columns of their own
+_EXTREMES = re.compile(r"__(?:min|max)$")
+_OTHER_LOOPS = ("eval", "val", "test", "predict")
+KNOWN_NAMES = (
+    "global_step, _timestamp, step_time, train_steps_per_second, num_input_tokens_seen, "
+    "system.gpu.0.powerWatts, system/gpu_0_power_usage_watts or wattcast/step_s"
+)
+
+
+def recognise_column(name: str) -> LogColumn | None:
+    """Return what a column says; None where nothing that is needed.
+
+    >>> recognise_column("run-7 - system/gpu.3.powerWatts")
+    LogColumn(quantity=<Quantity.POWER: 'power'>, factor=1.0, gpu=3, rank=0)
+    >>> recognise_column("train/loss") is None
+    True
+    """
+    plain = name.rsplit(" - ", 1)[-1].strip().lower()
+    if _EXTREMES.search(plain) or plain.startswith(_OTHER_LOOPS):
+        return None
+    for names, quantity in (
+        (_STEP_NAMES, Quantity.STEP),
+        (_RUNTIMES, Quantity.RUNTIME),
+        (_TIMES, Quantity.TIME),
+    ):
+        if plain in names:
+            return LogColumn(quantity, rank=names.index(plain))
+    for pattern, quantity, factor in _COMPILED:
+        match = pattern.fullmatch(plain)
+        if match is not None:
+            gpu = match.groupdict().get("gpu")
+            return LogColumn(quantity, factor, None if gpu is None else int(gpu))
+    return None
