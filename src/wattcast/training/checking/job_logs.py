@@ -134,7 +134,9 @@ def _widen_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         if "key" not in row or "value" not in row:
             wide.append(row)
             continue
-        wide_row = {name: row[name] for name in ("step", "timestamp") if name in row}
+        wide_row: dict[str, Any] = {
+            name: row[name] for name in ("step", "timestamp") if name in row
+        }
         wide_row[str(row["key"])] = row["value"]
         wide.append(wide_row)
     return wide
