@@ -29,7 +29,7 @@ RUN = sorted(
 )
 EVERY = sorted([*DOCS.rglob("*.md"), ROOT / "CONTRIBUTING.md"])
 # Pages whose examples, or whose other commands, take seconds: they run every night.
-LONG_EXAMPLES = ("size-a-deployment",)
+LONG_EXAMPLES = ("measure-a-board", "size-a-deployment")
 LONG_COMMANDS = (
     "counters",
     "explore",
