@@ -521,6 +521,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     "study.tune-seventh": lambda: show_full_set("seventh", False),
     "study.tune-seventh-again": lambda: show_full_set("seventh", True),
     "study.tune-eighth": lambda: show_full_set("eighth", False),
+    "study.tune-ninth": lambda: show_full_set("ninth", False),
     "study.tune-power": show_tune_power,
     "study.kernel-bytes": show_kernel_bytes,
     "study.kernel-tiles": show_kernel_tiles,

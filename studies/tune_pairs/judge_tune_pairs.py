@@ -102,7 +102,8 @@ def measure_change(
     """Return the relative change of time, and the change below which it has no sign."""
     names = [name for name in ("profiled_s", "sustained_s", "burst_s") if name in after]
     by = {name: after[name] / before[name] - 1.0 for name in names}
-    held = abs(after["sm_clock_hz"] / before["sm_clock_hz"] - 1.0) <= SAME_CLOCK
+    clocks_hz = [row.get("sm_clock_hz", 0.0) for row in (before, after)]
+    held = "sustained_s" in by and abs(clocks_hz[1] / clocks_hz[0] - 1.0) <= SAME_CLOCK
     if bursts or not (held or "profiled_s" in by):
         return by["burst_s"], NO_CHANGE
     if "profiled_s" not in by:

@@ -133,6 +133,15 @@ def test_the_eighth_set_is_judged_from_the_repository() -> None:
     assert (sum(first["right"] for first in due), len(due)) == (16, 18)
 
 
+def test_the_ninth_set_is_judged_from_the_repository() -> None:
+    """The blind figures: 17 signs of 20, 16 near, 11 inside and 15 first advices of 18."""
+    pairs, firsts = judge_folder(MEASURED["ninth"], which_set="ninth")
+    counts = [sum(pair[name] for pair in pairs) for name in ("sign", "near", "inside")]
+    assert (len(pairs), counts) == (20, [17, 16, 11])
+    due = [first for first in firsts if first["wanted"]]
+    assert (sum(first["right"] for first in due), len(due)) == (15, 18)
+
+
 def test_today_sees_what_the_full_set_shows() -> None:
     """Judges fell silent on a real export: its columns bear other names than those expected.
 
