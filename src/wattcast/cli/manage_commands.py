@@ -517,9 +517,6 @@ def _control_cards(
 
 def _check_control(control: ControlOptions, has_command: bool) -> None:
     """Raise an error for options that do not go together, before the card is asked for."""
-    from wattcast.control import serving_control
-    from wattcast.serving.simulate_serving import find_language_model
-
     if control.progress is not None and not control.progress.absolute().parent.is_dir():
         raise bad_value("--progress", "a file in a folder that exists", str(control.progress))
     if control.busy is not None and (control.devices is None or not control.busy.is_dir()):
@@ -528,10 +525,14 @@ def _check_control(control: ControlOptions, has_command: bool) -> None:
             "--busy", "a folder that exists, and the cards of a job (--devices)", actual
         )
     if control.model is not None:
+        from wattcast.serving.simulate_serving import find_language_model
+
         find_language_model(control.model)
         if control.metrics is None:
             raise bad_value("--model", "the address of its engine's metrics (--metrics)", "none")
     if control.metrics is not None and not has_command:
+        from wattcast.control import serving_control
+
         serving_control.read_engine_metrics(control.metrics)  # raises where nothing answers
     has_rows = control.rows is not None
     has_workload = control.workload is not None
@@ -561,18 +562,16 @@ def _choose_keeper(
     """Return what keeps the latencies of a serving engine on some cards, or None for another
     program.
     """
-    from wattcast.control import (
-        serving_control,
-        serving_rehearsal,
-        traffic_rehearsal,
-    )
-
     if model is not None:
+        from wattcast.control import serving_rehearsal, traffic_rehearsal
+
         do = "Leave it out: what steps take is then learned."
         chip = _catalogue_gpu(card_name, "--model", do)
         by_level = serving_rehearsal.build_clock_levels(model, chip, tensor_parallel=count)
         return partial(traffic_rehearsal.make_queue_keeper, by_level, limits)
     if has_metrics:
+        from wattcast.control import serving_control
+
         return partial(serving_control.LatencyKeeper, limits=limits)
     return None
 

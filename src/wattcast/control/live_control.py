@@ -20,7 +20,7 @@ from collections.abc import (
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -49,16 +49,18 @@ from wattcast.control.program_files import (
     SmCountFile,
     find_local_rank,
 )
-from wattcast.control.queue_keeper import QueueKeeper
 from wattcast.control.savings import MeasuredSavings, ReferencePairs
 from wattcast.control.search_problem import Objective
 from wattcast.control.sensitivity_model import SensitivityModel
-from wattcast.control.serving_control import EngineReading, LatencyKeeper
 from wattcast.control.slack_clocks import KNOB_LEVELS as SLACK_LEVELS
 from wattcast.core import MissingTool
 from wattcast.core.strict_files import encode_csv
 from wattcast.core.whole_files import write_whole
 from wattcast.measure.measured_run import PassedSignals
+
+if TYPE_CHECKING:  # whoever controls another program does not wait for the predictor of engines
+    from wattcast.control.queue_keeper import QueueKeeper
+    from wattcast.control.serving_control import EngineReading, LatencyKeeper
 
 SILENT_READINGS = 2  # of an engine in a row, after which the card runs as before
 Advice = Callable[[Any, Lattice], Settings | None]  # first guess from a reading
