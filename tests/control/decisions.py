@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 from random import Random
@@ -38,18 +38,19 @@ LATTICES = (
 )
 
 
-def digests() -> dict[str, str]:
+def digests(objectives: Sequence[str] = tuple(CARD), surfaces: int = SURFACES) -> dict[str, str]:
     """By case, how many decisions, the last one, and a digest of the settings and reasons of all."""
-    return {name: _digest(path) for name, path in _cases()}
+    return {name: _digest(path) for name, path in _cases(objectives, surfaces)}
 
 
 def _digest(path: list[str]) -> str:
     return f"{len(path)}, last {path[-1]}, {sha256('|'.join(path).encode()).hexdigest()[:16]}"
 
 
-def _cases() -> Iterator[tuple[str, list[str]]]:
+def _cases(objectives: Sequence[str], surfaces: int) -> Iterator[tuple[str, list[str]]]:
     tables = hd7970.load_tables()
-    for name, objective in CARD.items():
+    for name in objectives:
+        objective = CARD[name]
         for counters in (True, False):
             model = load_shipped_model("hd7970_simulated") if counters else None
             controller = Harmonia(tables.lattice, tables.default, objective, model)
@@ -59,7 +60,7 @@ def _cases() -> Iterator[tuple[str, list[str]]]:
                     state, at = controller.step(state, run.run(controller.settings(state, kernel)))
                     path.append(_said(kernel, at, state.kernels[kernel].why))
                 yield f"{application}, {name}, {'counters' if counters else 'no counters'}", path
-    for seed in range(SURFACES):
+    for seed in range(surfaces):
         for lattice in LATTICES:
             yield f"surface {seed}, {len(lattice.knobs)} knobs", _surface(lattice, Random(seed))
 

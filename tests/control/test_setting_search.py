@@ -106,6 +106,17 @@ def test_a_decision_predicts_nothing_and_solves_nothing() -> None:
 
 
 def test_decisions_are_those_of_the_version_before() -> None:
+    """On the simulated card without a cap and with one, with and without counters, and on random
+    cards.
+    """
+    recorded = json.loads(decisions.FILE.read_text())
+    some = decisions.digests(["free", "energy, 5 % slower, 165 W"], surfaces=8)
+    assert len(some) > 70
+    assert some == {name: recorded[name] for name in some}
+
+
+@pytest.mark.slow
+def test_all_decisions_are_those_of_the_version_before() -> None:
     """All of them, on the simulated card and on random ones, with and without a cap, counters and a
     governor.
     """

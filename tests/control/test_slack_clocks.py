@@ -395,7 +395,9 @@ def choose_workload(curves: dict[str, WorkCurve], start: str) -> WorkCurve:
     return curves[max(names, key=lambda name: curves[name].time_s[-1])]
 
 
-@pytest.mark.parametrize("family", WORKLOADS)
+@pytest.mark.parametrize(
+    "family", ["gpt2", *(pytest.param(name, marks=pytest.mark.slow) for name in WORKLOADS[1:])]
+)
 @pytest.mark.parametrize(
     ("work", "run"),
     [(UNEVEN, run_data_parallel), (STRAGGLER, run_data_parallel), (STAGES, run_pipeline)],

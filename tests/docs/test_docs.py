@@ -29,15 +29,27 @@ RUN = sorted(
 )
 EVERY = sorted([*DOCS.rglob("*.md"), ROOT / "CONTRIBUTING.md"])
 # Pages whose examples, or whose other commands, take seconds: they run every night.
-LONG_EXAMPLES = ("measure-a-board", "size-a-deployment")
+LONG_EXAMPLES = (
+    "deploy-and-check",
+    "manage-cards",
+    "measure-a-board",
+    "own-model",
+    "size-a-deployment",
+    "train-on-a-budget",
+)
 LONG_COMMANDS = (
     "counters",
+    "engine-kernels",
     "explore",
     "hall",
+    "measuring",
+    "other-gpus",
     "power-over-time",
     "see",
     "serving",
     "size-a-deployment",
+    "training-jobs",
+    "whole-models",
 )
 NOT_RUN_FILE = Path(__file__).with_name("not_run.txt")
 FENCE = re.compile(

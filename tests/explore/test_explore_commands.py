@@ -123,6 +123,7 @@ def test_ctrl_c_inside_a_lock_is_still_an_interrupt(call, tmp_path: Path, monkey
     assert "the same command continues" in done.err
 
 
+@pytest.mark.slow  # in one process: the test above, and killed runs that continue in test_sweep
 def test_ctrl_c_keeps_finished_parts_and_the_same_command_continues(tmp_path: Path) -> None:
     pytest.importorskip("polars")
     script = "from wattcast.cli import main; main.entry()"

@@ -154,7 +154,7 @@ def check_plan(found: PlanResult, chips: list[str], tried: SearchRange, job: str
 
 
 def test_no_option_of_its_own_beats_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert check_random_jobs(monkeypatch, range(2)) >= 1
+    assert check_random_jobs(monkeypatch, range(1, 2)) >= 1
 
 
 def test_an_option_is_not_left_out_for_arrivals_of_a_shorter_run(

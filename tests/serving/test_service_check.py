@@ -139,7 +139,9 @@ def names_fault(result: CheckResult, fault: str) -> bool:
     return result.has_alarm and [cause.name for cause in causes] == [fault]
 
 
-@pytest.mark.parametrize("fault", ["", "card", "lengths", "clock"])
+@pytest.mark.parametrize(
+    "fault", ["", "card", "lengths", pytest.param("clock", marks=pytest.mark.slow)]
+)
 def test_faults_are_found_and_named(
     expected: ExpectedService, promised: PromisedReplica, fault: str
 ) -> None:

@@ -18,7 +18,7 @@ from wattcast.workload.model_catalogue import load_model
 WIDE: dict[str, Any] = {"gpus": 1024, "tokens": "1B"}
 
 
-@pytest.mark.parametrize("minimise", ["time", "energy"])
+@pytest.mark.parametrize("minimise", ["time", pytest.param("energy", marks=pytest.mark.slow)])
 def test_no_option_beats_the_search_over_a_thousand_gpus(minimise: str) -> None:
     """Whoever sets by hand what the search left open finds nothing faster or thriftier."""
     best = train("llama3-8b", "h100-sxm", minimise=minimise, **WIDE)

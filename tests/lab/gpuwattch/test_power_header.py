@@ -87,7 +87,13 @@ def test_the_header_gives_the_watts_of_the_command(
         place += 1
 
 
-@pytest.mark.parametrize("config", ["h200", "b200", "accelwattch_ptx_sim.xml"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        "h200",
+        *(pytest.param(c, marks=pytest.mark.slow) for c in ("b200", "accelwattch_ptx_sim.xml")),
+    ],
+)
 def test_the_headers_own_example_runs(
     reference: Path, program: Path, tmp_path: Path, config: str
 ) -> None:

@@ -17,19 +17,13 @@ from wattcast.lab.microbench.unit_source import Benchmark, BenchUnit, interleave
 from wattcast.measure.cuda_device import CudaError, compile_cubin
 
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100")
-FEW = {  # one of each kind of loop; every one, on every architecture, with -m slow
-    "int32_popc": "sm_80",
-    "div_ieee_denormal": "sm_90a",
-    "misc_move": "sm_100",
+FEW = {  # arithmetic, tensor cores, memory, banks, mixes and clusters; every one, on every architecture, with -m slow
+    "div_ieee_denormal": "sm_80",
     "wgmma_bf16": "sm_90a",
-    "dram_copy": "sm_90a",
+    "dram_copy": "sm_100",
     "conflicts_5": "sm_90a",
-    "bulk_copy_l2": "sm_90a",
-    "divergence_3": "sm_90a",
     "mix_everything": "sm_90a",
-    "tile_copy_l2": "sm_90a",
     "multicast_2": "sm_90a",
-    "cluster_read_8": "sm_90a",
 }
 PAIRS = [(b, a) for b in list_benchmarks() for a in ARCHITECTURES if b.supported(a)]
 
