@@ -5,7 +5,8 @@ Run on a node with what ``recipe_variants`` names:
 ``PYTHONPATH=src:LIBRARIES python studies/training_rows/measure_recipe_rows.py --out DIR --set fitting
 --seconds 200``; ``--dry`` runs two small steps of every row without a GPU. Rows of the fitting set are
 measured first, coefficients are fitted to them alone, then rows of the held-out set are predicted,
-and only then measured.
+and only then measured. What the held-out set showed was mended; the ``second`` set has other models and
+shapes, and was predicted before any row of it was measured.
 
 Rows are measured as ``measure_training_rows`` says. Rows in fp8 are compiled beforehand by
 processes of their own (``--compile``), side by side, through the compiler's cache on disk. A second

@@ -27,15 +27,17 @@ def variants(study: Any) -> Any:
 
 
 def test_held_out_rows_share_no_shape_with_those_that_are_fitted_to(study: Any) -> None:
-    rows = {name: study.read_recipe_plan(name) for name in ("fitting", "held-out")}
+    rows = {name: study.read_recipe_plan(name) for name in ("fitting", "held-out", "second")}
     shapes = {
         name: {(spec.model, spec.batch, spec.seq, spec.plan["recipe"]) for spec in specs}
         for name, specs in rows.items()
     }
-    assert not shapes["fitting"] & shapes["held-out"]
-    assert len(rows["held-out"]) >= 16
     fitted_kinds = {spec.plan["recipe"] for spec in rows["fitting"]}
-    assert {spec.plan["recipe"] for spec in rows["held-out"]} == fitted_kinds
+    for judged in ("held-out", "second"):
+        assert not shapes["fitting"] & shapes[judged]
+        assert len(rows[judged]) >= 16
+        assert {spec.plan["recipe"] for spec in rows[judged]} == fitted_kinds
+    assert not shapes["held-out"] & shapes["second"]
 
 
 def test_every_planned_row_has_a_name_and_sizes_to_be_written_down(study: Any) -> None:
