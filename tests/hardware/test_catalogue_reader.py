@@ -236,8 +236,8 @@ gb200,tensor,bf16,2500 TFLOP/s,,NVIDIA GB200 NVL72 table: half of 5 PFLOP/s with
 gb200,tensor,fp16,2500 TFLOP/s,,NVIDIA GB200 NVL72 table: half of 5 PFLOP/s with sparsity
 gb200,tensor,fp8,5000 TFLOP/s,,NVIDIA GB200 NVL72 table: half of 10 PFLOP/s with sparsity
 gb200,tensor,int8,5000 TOP/s,,NVIDIA GB200 NVL72 table: half of 10 POP/s with sparsity
-gb200,tensor,fp64,40 TFLOP/s,2112 MHz,NVIDIA GB200 NVL72 table
-gb200,cuda,fp32,80 TFLOP/s,2112 MHz,NVIDIA GB200 NVL72 table
+gb200,tensor,fp64,40 TFLOP/s,2062 MHz,NVIDIA GB200 NVL72 table
+gb200,cuda,fp32,80 TFLOP/s,2062 MHz,NVIDIA GB200 NVL72 table
 b300,tensor,tf32,1125 TFLOP/s,,glennklockwood.com
 b300,tensor,bf16,2250 TFLOP/s,,glennklockwood.com
 b300,tensor,fp16,2250 TFLOP/s,,glennklockwood.com
@@ -562,9 +562,9 @@ def test_an_unknown_gpu_gets_the_nearest_names() -> None:
 
 def test_an_unpublished_number_says_why() -> None:
     with pytest.raises(
-        MissingSpecification, match=r"l4: l2.byte_per_cycle is unknown \(not published for Ada\)"
+        MissingSpecification, match=r"a40: l2.byte_per_cycle is unknown \(not published for GA102\)"
     ):
-        load_gpu("l4").need("l2.byte_per_cycle")
+        load_gpu("a40").need("l2.byte_per_cycle")
 
 
 def test_no_gpu_file_names_this_machine() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import wattcast
+from wattcast.calibrate.row_prediction import predict_bursts_s
 from wattcast.core.errors import BadInput
 from wattcast.core.units import Dtype
 from wattcast.hardware import load_gpu
@@ -159,6 +160,22 @@ def test_flash_attention_2_counts_the_tiles_of_the_whole_batch() -> None:
     assert lower_forecast("l40s", few).slots.tolist() == [1.0]
     one = lower_forecast("a100-sxm-80gb", PagedAttention(32, 8, 128, ((1, 1, 129),)))
     assert one.l2_byte[0] < 2 * 2 * 8 * 130 * 128 * 2, "keys behind the last one are not loaded"
+
+
+def test_graphics_chips_of_blackwell_decode_with_flash_attention_2() -> None:
+    """They have no tensor memory, so that TensorRT-LLM's kernels do not run on them. One tile walks
+    over all keys of a head that shares them with no other, and multiplies 64 rows for one query.
+    """
+    alone = PagedAttention(1, 1, 256, ((1, 1, 32768),))
+    work = lower_forecast("rtx-pro-6000", alone)
+    assert work.units.tolist() == [1.0]
+    assert work.features["pad_m"].tolist() == [1 / 64]
+    gpu = load_gpu("rtx-pro-6000")
+    product_s = 4 * 64 * 32768 * 256 / float(1024 * gpu.clocks.max_hz)
+    bundle = forecast_bundle(gpu)
+    kernels = build_kernels((alone,), (USUAL_CONDITION,), gpu, bundle.reference, ())
+    assert predict_bursts_s(kernels, gpu, bundle)[0] > product_s
+    assert lower_forecast("b200", alone).units[0] > 1.0
 
 
 def test_blackwell_decodes_with_tiles_of_few_rows() -> None:

@@ -126,8 +126,12 @@ class ReferenceChip:
 
     @property
     def is_blackwell(self) -> bool:
-        """Whether its tensor cores multiply fp4, which they do from Blackwell on."""
-        return "tensor_fp4_flop" in self.per_cycle
+        """Whether it runs the libraries of Blackwell's data-centre chips.
+
+        Their kernels need tensor memory, which graphics chips of Blackwell lack: those multiply fp4
+        too, but run the kernels of Ampere and Ada.
+        """
+        return "tensor_fp4_flop" in self.per_cycle and self.style is LibraryStyle.HOPPER
 
     @property
     def has_tf32(self) -> bool:

@@ -472,8 +472,8 @@ def reference_chip(gpu: Gpu) -> ReferenceChip:
 
     An L2 rate that nobody published is assumed. Beside HBM it follows the number of SMs: 40 bytes
     per cycle and SM, between the 47 of an A100 and the 39 of an H200. Beside GDDR, where each
-    memory channel has its own slices of L2, it follows the rate of device memory: 4.5 times, since
-    measured products of an L40S need 4 to 5 times.
+    memory channel has its own slices of L2, it follows the rate of device memory: 4.5 times, where
+    published rates are 4.9 to 6 times.
     """
     clock_hz = _take_first(gpu.clocks.max_hz)
     sm_count = _take_first(gpu.sm_count)
