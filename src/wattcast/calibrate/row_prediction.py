@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from wattcast.calibrate.burst_limiter import time_burst_s
 from wattcast.calibrate.kernel_rows import KernelRows, settled_figures
 from wattcast.core.arrays import Array, Mask
 from wattcast.hardware import Gpu, OperatingPoint
@@ -21,7 +22,6 @@ from wattcast.predictor.timeline import (
     ClockLaw,
     Timeline,
     compute_effective_hz,
-    compute_kernel_s,
 )
 
 
@@ -101,9 +101,7 @@ def predict_bursts_s(
     ``(kernel,)``.
     """
     timeline = analyse_kernels(kernels, gpu, bundle)
-    top_hz = float(np.mean(gpu.clocks.max_hz))
-    effective_hz = compute_effective_hz(timeline, top_hz, bundle.for_bursts().clock_law)
-    return compute_kernel_s(timeline.phases, effective_hz)
+    return time_burst_s(timeline, float(np.mean(gpu.clocks.max_hz)), bundle)
 
 
 def analyse_row(

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from wattcast.calibrate.burst_limiter import added_by_limiter_s, skips_clocks
 from wattcast.calibrate.energy_evidence import (
     EVIDENCE,
     kernel_evidence,
@@ -39,6 +40,7 @@ from wattcast.calibrate.latency_fit import (
     refit_correction,
 )
 from wattcast.calibrate.row_prediction import (
+    analyse_rows,
     conformal_ends,
     loaded_clock_hz,
     measured_ranges,
@@ -595,6 +597,22 @@ def predict_tables_s(
     return np.asarray(own_s + beside_s(table, gpu, bundle))
 
 
+def forecast_tables_s(
+    table: TableRows,
+    gpu: Gpu,
+    forecast: Bundle,
+) -> Array:
+    """Predict the latency of each row as it was timed, by a bundle that was fitted to no burst: a
+    card that limits its bursts is slower in them than at its top clock.
+    """
+    predicted_s = predict_tables_s(table, gpu, forecast)
+    is_burst = table.rows.is_kind("burst")
+    if skips_clocks(gpu) and is_burst.any():
+        timeline = analyse_rows(forecast, table.rows.select_rows(is_burst), gpu)
+        predicted_s[is_burst] += added_by_limiter_s(timeline, gpu, forecast)
+    return predicted_s
+
+
 def judge_tables(
     table: TableRows,
     gpu: Gpu,
@@ -603,7 +621,7 @@ def judge_tables(
 ) -> tuple[TableError, ...]:
     """Compare both bundles with rows, by what ran, engine and band of latency."""
     measured_s = table.rows.column("latency_s")
-    forecast_s = predict_tables_s(table, gpu, forecast)
+    forecast_s = forecast_tables_s(table, gpu, forecast)
     calibrated_s = predict_tables_s(table, gpu, calibrated)
     band = np.digitize(measured_s * 1e3, TABLE.bands_ms)
     work = [describe_work(op) for op in table.rows.ops]

@@ -2,6 +2,7 @@
 
 A chip is forecast from the H200 with nothing fitted to it, and compared with public kernel tables.
 Errors are by what differs: products, attention with many queries (prefill) and with one (decode).
+Bursts of dense products that were throttled as they were measured are named and not judged.
 Chips are ranked by the mean logarithm of time ratios over the shapes that two of them share;
 Kendall's tau counts the pairs of chips in the right order less those in the wrong one, over all
 pairs.
@@ -25,13 +26,18 @@ from typing import Any
 import numpy as np
 
 from wattcast import hardware
-from wattcast.calibrate.table_fit import describe_work, predict_tables_s
+from wattcast.calibrate.table_fit import (
+    describe_work,
+    forecast_tables_s,
+    predict_tables_s,
+)
 from wattcast.calibrate.table_rows import read_tables
 from wattcast.core import Dtype
 from wattcast.core.arrays import Array
 from wattcast.core.errors import BadInput
 from wattcast.kernels import build_kernels
 from wattcast.kernels.kernel_table import RunCondition
+from wattcast.lab.validate.public_checks.throttled_bursts import find_throttled
 from wattcast.predictor.bundle import bundle_for, forecast_bundle
 from wattcast.predictor.pipeline import analyse_kernels
 from wattcast.predictor.timeline import compute_effective_hz, compute_kernel_s
@@ -145,9 +151,13 @@ def judge_carried_designs(folder: Path, tell: Callable[[str], None]) -> CarriedD
     for name in (*CARRIED_CHIPS, PARENT):
         tell(f"{name}: kernel tables")
         try:
-            sets += _judge_chip(folder / "aiconfigurator", name)
+            of_chip, note = _judge_chip(folder / "aiconfigurator", name)
         except BadInput as error:
             missing.append(f"{name}: {error}")
+            continue
+        sets += of_chip
+        if note:
+            missing.append(note)
     amd_table = folder / "aiter" / f"{AMD_CHIP}.gemm.csv.gz"
     if amd_table.is_file():
         sets.append(_judge_amd(amd_table))
@@ -157,19 +167,26 @@ def judge_carried_designs(folder: Path, tell: Callable[[str], None]) -> CarriedD
     return CarriedDesigns(tuple(sets), tuple(compare_chips(sets)), tuple(missing))
 
 
-def _judge_chip(folder: Path, name: str) -> list[CarriedSet]:
+def _judge_chip(folder: Path, name: str) -> tuple[list[CarriedSet], str]:
+    """Judge the rows of one chip, without those that were throttled; return them and a note on the
+    latter, empty where there are none.
+    """
     chip = hardware.load_gpu(name)
     table = read_tables([folder], chip)
-    table = table.select_rows(table.rows.is_kind("burst"))
     work = np.array([describe_work(op) for op in table.rows.ops])
     table = table.select_rows(np.isin(work, _BF16))
-    work = work[np.isin(work, _BF16)]
-    bundle = bundle_for(chip) if name == PARENT else forecast_bundle(chip)
-    predicted_s = predict_tables_s(table, chip, bundle)
+    is_burst = table.rows.is_kind("burst")
+    is_throttled = find_throttled(table)[is_burst]
+    table = table.select_rows(is_burst)
+    if name == PARENT:
+        predicted_s = predict_tables_s(table, chip, bundle_for(chip))
+    else:
+        predicted_s = forecast_tables_s(table, chip, forecast_bundle(chip))
     measured_s = table.rows.column("latency_s")
+    work = np.array([describe_work(op) for op in table.rows.ops])
     sets = []
     for kind in dict.fromkeys(work.tolist()):
-        rows = np.flatnonzero(work == kind)
+        rows = np.flatnonzero((work == kind) & ~is_throttled)
         shapes = tuple((table.rows.ops[row], table.engine[row]) for row in rows.tolist())
         sets.append(
             CarriedSet(
@@ -180,7 +197,15 @@ def _judge_chip(folder: Path, name: str) -> list[CarriedSet]:
                 measured_s[rows],
             )
         )
-    return sets
+    if not is_throttled.any():
+        return sets, ""
+    long = (work == work[is_throttled][0]) & (measured_s >= LONG_S)
+    with_them = 100.0 * np.abs(predicted_s[long] / measured_s[long] - 1.0).mean()
+    return sets, (
+        f"{name}: {is_throttled.sum()} dense products whose bursts are slower than runs of a "
+        f"second on a card of that name; with them those of 0.1 ms and longer are "
+        f"{with_them:.1f} % off"
+    )
 
 
 def _judge_amd(path: Path) -> CarriedSet:

@@ -36,6 +36,7 @@ from wattcast.calibrate.scoring import (
 from wattcast.calibrate.table_fit import (
     calibrate_rows,
     describe_work,
+    forecast_tables_s,
     predict_tables_s,
 )
 from wattcast.calibrate.table_rows import (
@@ -362,7 +363,10 @@ def judge_kernels(
 ) -> list[LedgerRow]:
     """Return the errors of products, attention and experts of a table, with their goals."""
     true_s = table.rows.column("latency_s")
-    said_s = predict_tables_s(table, gpu, bundle)
+    if bundle.status is FitStatus.FORECAST:
+        said_s = forecast_tables_s(table, gpu, bundle)
+    else:
+        said_s = predict_tables_s(table, gpu, bundle)
     what = np.array([describe_work(op) for op in table.rows.ops])
     plain = what == "products bf16"
     starts = {
