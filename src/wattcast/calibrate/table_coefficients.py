@@ -16,6 +16,8 @@ class TableCoefficients(Coefficients):
     least_beside_share: float
     least_beside_s: float  # shorter rows are launches more than work
     least_beside_rows: int  # of a kind of operator, to fit its corrections
+    least_write_rows: int  # of prompts over a format of the cache, to say how long writing takes
+    write_shares: tuple[float, ...]  # of the time of writes into the cache, that are tried
     uncapped_share: float  # of the power limit, below which a card runs at its top clock
     bands_ms: tuple[float, float]  # latencies between which rows are drawn in equal numbers
     held_out_parts: int  # one shape in so many is never fitted to

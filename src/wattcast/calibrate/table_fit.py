@@ -36,8 +36,10 @@ from wattcast.calibrate.latency_fit import (
     ResidualSample,
     fit_corrections,
     fit_residuals,
+    fit_trees,
     one_thread,
     refit_correction,
+    residual_features,
 )
 from wattcast.calibrate.row_prediction import (
     analyse_rows,
@@ -52,6 +54,7 @@ from wattcast.calibrate.table_coefficients import TABLE
 from wattcast.calibrate.table_rows import (
     RUN_S,
     TableRows,
+    halve_shapes,
     held_out,
     read_tables,
 )
@@ -317,7 +320,8 @@ def _fit_times(
 def _sample_sibling(sibling: SiblingRows) -> ResidualSample:
     """Return what a sibling's own corrections leave of its rows, held-out shapes apart."""
     sample = _choose_rows(sibling.table, sibling.gpu)
-    scaffold = _fit_scaffold(sample.fitted, sibling.gpu, start_bundle(sibling.gpu))
+    start = fit_cache_writes(sample.fitted, sibling.gpu, start_bundle(sibling.gpu))
+    scaffold = _fit_scaffold(sample.fitted, sibling.gpu, start)
     count = len(scaffold.ratio)
     return ResidualSample(
         scaffold.kernels,
@@ -339,8 +343,9 @@ def fit_table_latency(
     Learned factors see what corrections leave of siblings' rows besides.
 
     Products are fitted first, then what was timed together with them, then products once more, as
-    often as the latter says something new.
+    often as the latter says something new. How long writes into the cache take is found before.
     """
+    start = fit_cache_writes(table, gpu, start)
     bundle = start
     for _ in range(BESIDE_ROUNDS):
         moved = fit_beside(table, gpu, start, bundle)
@@ -443,6 +448,15 @@ def _keep_common_kinds(
     start: Bundle,
 ) -> TableRows:
     """Return the rows whose family and group of kernels have enough rows to learn from."""
+    return table.select_rows(_is_common_kind(table, gpu, start))
+
+
+def _is_common_kind(
+    table: TableRows,
+    gpu: Gpu,
+    start: Bundle,
+) -> Mask:
+    """Mark the rows whose family and group of kernels have enough rows to learn from."""
     rows = table.rows
     kernels = build_kernels(
         rows.ops,
@@ -458,7 +472,7 @@ def _keep_common_kinds(
         family_count[family] >= TABLE.least_rows and group_count[group] >= TABLE.least_group_rows
         for family, group in kinds
     ]
-    return table.select_rows(np.array(has_many, dtype=bool))
+    return np.array(has_many, dtype=bool)
 
 
 def _estimate_clocks(
@@ -495,7 +509,7 @@ def fit_beside(
     such rows keep their corrections.
     """
     is_long = table.rows.column("latency_s") >= TABLE.least_beside_s
-    table = table.select_rows(_is_quantised_product(table) & is_long)
+    table = table.select_rows(_is_beside(table, "engine_quantize") & is_long)
     if not len(table.rows):
         return start
     ops = tuple(row_ops[0] for row_ops in table.beside)
@@ -543,10 +557,89 @@ def _refit_group(
     return refit_correction(terms, measured_s / learned, clock_hz, begin)
 
 
-def _is_quantised_product(table: TableRows) -> Mask:
-    """Mark the rows that timed one quantising and nothing else together with a product."""
-    alone = [len(ops) == 1 and ops[0].kind == "engine_quantize" for ops in table.beside]
+def _is_beside(table: TableRows, kind: str) -> Mask:
+    """Mark the rows that timed one operator of a kind and nothing else together with their own."""
+    alone = [len(ops) == 1 and ops[0].kind == kind for ops in table.beside]
     return np.array(alone, dtype=bool)
+
+
+def fit_cache_writes(
+    table: TableRows,
+    gpu: Gpu,
+    start: Bundle,
+) -> Bundle:
+    """Find what share of their time in the start writes into the cache take where another engine
+    makes them.
+
+    The start knows those of vLLM; others are other kernels, and some overlap with attention. Each
+    format of the cache takes the share with which prompts in half of the shapes are predicted best
+    from the other half. Attention is timed together with its writes.
+    """
+    is_written = _is_beside(table, "engine_cache_write")
+    if not start.reference.engine or is_written.sum() < TABLE.least_write_rows:
+        return start
+    table = table.select_rows(is_written)
+    is_prompt = np.array([op.kind_of_batch == "prefill" for op in table.rows.ops], dtype=bool)
+    writes = _build_usual([row_ops[0] for row_ops in table.beside], gpu, start)
+    groups = np.array(writes.work.kernel_family)
+    bundles = [_scale_groups(start, set(groups.tolist()), share) for share in TABLE.write_shares]
+    errors = np.array([_halves_error(table, gpu, bundle) for bundle in bundles])  # (share, row)
+    corrections = dict(start.corrections)
+    for group in dict.fromkeys(groups.tolist()):
+        of_group = (groups == group) & is_prompt & np.isfinite(errors[0])
+        if of_group.sum() < TABLE.least_write_rows:
+            continue
+        best = int(errors[:, of_group].mean(axis=1).argmin())
+        corrections[group] = bundles[best].corrections[group]
+    return replace(start, corrections=corrections)
+
+
+def _scale_groups(
+    start: Bundle,
+    groups: set[str],
+    share: float,
+) -> Bundle:
+    """Return a bundle in which kernels of these groups take a share of their time."""
+    scaled = {}
+    for group in groups:
+        before = find_correction(group, start.corrections)
+        scaled[group] = Correction(
+            compute=share * before.compute,
+            memory=share * before.memory,
+            fixed_s=share * before.fixed_s,
+            l2=share * before.l2,
+            serial_cycle=share * before.serial_cycle,
+        )
+    return replace(start, corrections={**start.corrections, **scaled})
+
+
+def _halves_error(
+    table: TableRows,
+    gpu: Gpu,
+    start: Bundle,
+) -> Array:
+    """Return how far each row is off by trees on the half of the shapes that it is not in; NaN
+    where a row's kind is too rare.
+    """
+    is_common = _is_common_kind(table, gpu, start)
+    common = table.select_rows(is_common)
+    scaffold = _fit_scaffold(common, gpu, start)
+    latency_s = common.rows.column("latency_s")
+    written_s = beside_s(common, gpu, start)
+    own_s = np.maximum(latency_s - written_s, TABLE.least_own_share * latency_s)
+    sample = ResidualSample(scaffold.kernels, scaffold.ratio)
+    family = scaffold.kernels.work.root_family[0]
+    names = residual_features(family, scaffold.kernels)
+    features, target, _ = sample.select_families((family,), names)
+    is_second = halve_shapes(common.rows.ops)
+    logs = np.zeros(len(target))
+    for half in (is_second, ~is_second):
+        trees = fit_trees(names, features[~half], target[~half])
+        logs[half] = trees.sum_trees(features[half])
+    predicted_s = own_s / scaffold.ratio * np.exp(logs) + written_s
+    error = np.full(len(is_common), np.nan)
+    error[is_common] = np.abs(predicted_s / latency_s - 1.0)
+    return error
 
 
 def _build_usual(

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from wattcast.calibrate.kernel_rows import (
     PLANNED,
@@ -98,8 +99,23 @@ def held_out(ops: Iterable[Operator]) -> Mask:
     >>> held_out([Linear(m, 512, 512, dtype=Dtype.BF16) for m in (6, 7, 8, 9, 10, 12)]).tolist()
     [False, True, False, True, False, False]
     """
-    codes = [zlib.crc32(_name_sizes(op).encode()) for op in ops]
-    return np.asarray(np.array(codes, dtype=np.int64) % TABLE.held_out_parts == 0)
+    return np.asarray(_hash_sizes(ops) % TABLE.held_out_parts == 0)
+
+
+def halve_shapes(ops: Iterable[Operator]) -> Mask:
+    """Return which operators are in the second of two halves by shape, of rows that are fitted to.
+
+    >>> from wattcast.core import Dtype
+    >>> from wattcast.workload.operator_types import Linear
+    >>> halve_shapes([Linear(m, 512, 512, dtype=Dtype.BF16) for m in (6, 8, 10, 12)]).tolist()
+    [False, False, True, True]
+    """
+    return np.asarray(_hash_sizes(ops) // TABLE.held_out_parts % 2 == 1)
+
+
+def _hash_sizes(ops: Iterable[Operator]) -> npt.NDArray[np.int64]:
+    """Return the crc32 of the sizes of each operator."""
+    return np.array([zlib.crc32(_name_sizes(op).encode()) for op in ops], dtype=np.int64)
 
 
 def _name_sizes(op: Operator) -> str:
