@@ -320,6 +320,7 @@ def test_a_picker_finds_by_name_and_by_fact(open_page) -> None:
 
 
 def test_the_operating_point_moves_by_keyboard_and_by_hand(open_page) -> None:
+    """Cards out of sight stay as they were until somebody looks, so that the answer alone is waited for."""
     page = open_page()
     answered(page, "predict")
     sent = asked_since(page)
@@ -327,7 +328,7 @@ def test_the_operating_point_moves_by_keyboard_and_by_hand(open_page) -> None:
     page.keyboard.press("ArrowLeft")
     until(
         page,
-        "document.querySelector('#clock-free').checked === false && !document.querySelector('.stale')",
+        "document.querySelector('#clock-free').checked === false && !document.querySelector('#answer.stale')",
     )
     first = sent[-1]["clock_hz"]
     box = page.locator("#trade .handle").bounding_box()
@@ -335,7 +336,7 @@ def test_the_operating_point_moves_by_keyboard_and_by_hand(open_page) -> None:
     page.mouse.down()
     page.mouse.move(box["x"] - 200, box["y"] + 60, steps=4)
     page.mouse.up()
-    until(page, "!document.querySelector('.stale')")
+    until(page, "!document.querySelector('#answer.stale')")
     assert sent[-1]["clock_hz"] < first
 
 
