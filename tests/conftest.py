@@ -109,8 +109,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Import no other test files for a run of realtime tests alone: PyTorch takes longer than a
     card waits.
     """
-    alone = config.option.markexpr == "realtime" and collection_path.name.startswith("test_")
-    return True if alone and not has_realtime_tests(collection_path) else None
+    if config.option.markexpr != "realtime":
+        return None
+    if collection_path.is_dir():  # whose conftest.py would be imported too
+        has_some = any(map(has_realtime_tests, collection_path.rglob("test_*.py")))
+        return None if has_some else True
+    is_test = collection_path.name.startswith("test_")
+    return True if is_test and not has_realtime_tests(collection_path) else None
 
 
 @pytest.hookimpl(tryfirst=True)
