@@ -24,6 +24,7 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import dataclass, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import (
     Any,
@@ -113,7 +114,7 @@ class DeclaredCommand(TyperCommand):
     def __init__(self, declaration: CommandDeclaration) -> None:
         self.declaration = declaration
         function = declaration.function
-        self.parameters = inspect.signature(function, eval_str=True).parameters
+        self.parameters = _read_parameters(function)
         self.own = _list_own_options(self.parameters)
         self.groups = _list_group_parameters(self.parameters)
         parts = declaration.list_parts()
@@ -332,7 +333,7 @@ def make_parameter(declared: DeclaredOption) -> TyperArgument | TyperOption:
         "help": option.help,
         "hidden": option.hidden,
         "required": declared.is_required,
-        "autocompletion": None if completion is None else get_param_completion(completion),
+        "autocompletion": None if completion is None else _read_completion(completion),
     }
     if not is_flag:
         settings["type"] = _limit_type(declared, kind)
@@ -356,6 +357,17 @@ def make_parameter(declared: DeclaredOption) -> TyperArgument | TyperOption:
         rich_help_panel=option.panel or None,
         **settings,
     )
+
+
+@cache
+def _read_parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a command's function with annotations that are objects."""
+    return inspect.signature(function, eval_str=True).parameters
+
+
+@cache
+def _read_completion(completion: Callable[..., Any]) -> Any:
+    return get_param_completion(completion)
 
 
 def _takes_several(declared: DeclaredOption) -> bool:

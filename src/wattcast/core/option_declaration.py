@@ -29,7 +29,7 @@ from dataclasses import (
     fields,
 )
 from enum import StrEnum
-from functools import cache
+from functools import cache, cached_property
 from typing import (
     Any,
     TypeVar,
@@ -92,13 +92,13 @@ class DeclaredOption:
     default: Any
     option: Option
 
-    @property
+    @cached_property
     def keyword(self) -> str:
         """The name in Python: the field's without its unit."""
         suffix = _SUFFIXES.get(self.option.unit or "", "")
         return self.option.keyword or self.field.removesuffix(suffix)
 
-    @property
+    @cached_property
     def flag(self) -> str:
         """The option on a command line: ``--power-limit``, or ``--gzip/--plain`` for yes and no."""
         names = (self.option.name or self.keyword).replace("_", "-").split("/")
@@ -109,19 +109,19 @@ class DeclaredOption:
         """Whether it must be given."""
         return self.default is REQUIRED
 
-    @property
+    @cached_property
     def is_sequence(self) -> bool:
         """Whether it takes several values."""
         return any(get_origin(kind) in (list, tuple, Sequence) for kind in self.members)
 
-    @property
+    @cached_property
     def members(self) -> tuple[Any, ...]:
         """The types that a value may have, None left out."""
         is_union = get_origin(self.kind) in (types.UnionType, typing.Union)
         members = get_args(self.kind) if is_union else (self.kind,)
         return tuple(member for member in members if member is not types.NoneType)
 
-    @property
+    @cached_property
     def element_members(self) -> tuple[Any, ...]:
         """The types of one of several values."""
         if not self.is_sequence:
@@ -131,7 +131,7 @@ class DeclaredOption:
         is_union = get_origin(element) in (types.UnionType, typing.Union)
         return get_args(element) if is_union else (element,)
 
-    @property
+    @cached_property
     def enum(self) -> type[StrEnum] | None:
         """The enum whose words it takes, if there is one."""
         for member in self.element_members:

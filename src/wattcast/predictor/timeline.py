@@ -679,7 +679,8 @@ def _find_ratio(
     is_waiting = waiting[0]
     for here in waiting[1:]:
         is_waiting = is_waiting | here
-    is_waiting = np.broadcast_to(is_waiting, ratio.shape)
+    if is_waiting.shape != ratio.shape:
+        is_waiting = np.broadcast_to(is_waiting, ratio.shape)
     count = int(np.count_nonzero(is_waiting))
     if count == 0:
         return ratio
@@ -687,7 +688,9 @@ def _find_ratio(
     rows = np.arange(0) if takes_all else np.flatnonzero(is_waiting)
 
     def pick(values: Array) -> Array:
-        everywhere = np.broadcast_to(values, ratio.shape)
+        everywhere = values
+        if values.shape != ratio.shape:  # to broadcast takes longer than to take some
+            everywhere = np.broadcast_to(values, ratio.shape)
         return everywhere if takes_all else everywhere.take(rows)
 
     # phases that wait at every ratio, those that wait at none, and others
@@ -724,7 +727,10 @@ class _WaitingKernels:
         """Return some of the kernels."""
         mixed = [(own.take(rows), wait.take(rows)) for own, wait in self.mixed]
         following = self.following if self.following.size == 1 else self.following.take(rows)
-        steady = np.broadcast_to(self.steady, self.load.shape).take(rows)
+        steady = self.steady
+        if steady.shape != self.load.shape:
+            steady = np.broadcast_to(steady, self.load.shape)
+        steady = steady.take(rows)
         return _WaitingKernels(self.load.take(rows), steady, following, mixed)
 
     def find_excess(self, law: ClockLaw, y: Array) -> Array:
