@@ -265,10 +265,10 @@ def _judge_training() -> Mapping[str, float]:
     }
 
 
-@cache
 RECIPE_STEPS = {"held-out": 18, "second": 16}  # that the pages speak of
 
 
+@cache
 def _judge_recipes(chosen: str) -> Mapping[str, float]:
     """Return mean errors of a set of fine-tuning recipes that was predicted before measurement."""
     from judge_recipe_rows import COLUMNS, MEASURED, PREDICTIONS, read_columns, read_plan
