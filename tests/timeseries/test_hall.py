@@ -23,11 +23,22 @@ from wattcast.timeseries.hall_capping import hold_cap
 from wattcast.timeseries.hall_combination import CombinedHall
 from wattcast.timeseries.hall_figures import FIGURES
 from wattcast.timeseries.hall_file import HallPlan, parse_hall
-from wattcast.timeseries.hall_parts import HallWork, PartSeries, percentile_of_counts
+from wattcast.timeseries.hall_parts import HallWork, percentile_of_counts
 from wattcast.timeseries.hall_report import list_diversity, summarise_hall
-from wattcast.timeseries.hall_run import HallSpan, Runner, prepare_work, run_hall
+from wattcast.timeseries.hall_run import (
+    ComputedPart,
+    HallSpan,
+    Runner,
+    prepare_work,
+    run_hall,
+)
 from wattcast.timeseries.hall_statistics import RackStatistics, racks_that_fit, window_means_w
 from wattcast.timeseries.job_timeline import draw_job
+from wattcast.timeseries.part_store import (
+    PartStore,
+    StoredWork,
+    keep_parts,
+)
 from wattcast.timeseries.power_curve import state_code
 
 HALL = """
@@ -150,7 +161,7 @@ def test_results_do_not_depend_on_the_order_or_the_place_of_rows(
     """Loads are simulated anew for it."""
     small.clear()
 
-    def backwards(work: HallWork, indices) -> Iterator[PartSeries]:
+    def backwards(work: StoredWork, indices) -> Iterator[ComputedPart]:
         return map(work.compute_part, reversed(list(indices)))
 
     other = run_hall(read(HALL), runner=backwards)
@@ -184,26 +195,53 @@ def count_processor_s() -> float:
     return sum(time.user + time.system for time in times)
 
 
-def time_parts(runner: Runner, work: HallWork) -> float:
+def time_parts(runner: Runner, work: HallWork, folder: Path) -> float:
     """Return the processor time of all parts, workers and their start included."""
     began_s = count_processor_s()
     spent_s = 0.0
-    for _ in runner(work, range(work.part_count)):
-        spent_s = count_processor_s() - began_s  # before the workers end
+    folder.mkdir()
+    with keep_parts(work, PartStore(folder, "timed")) as stored:
+        for _ in runner(stored, range(work.part_count)):
+            spent_s = count_processor_s() - began_s  # before the workers end
     return spent_s
 
 
+def test_a_worker_keeps_its_row_where_it_sees_the_folder(tmp_path: Path) -> None:
+    """A row of a hall is some ten megabytes, which a worker elsewhere has to send."""
+    work = prepare_work(read(HALL), HallSpan(span_s=60.0), lambda _: None)
+    store = PartStore(tmp_path, "abc")
+    with keep_parts(work, store) as stored:
+        elsewhere = replace(stored, mark=tmp_path / "not-there")
+        stranger = replace(stored, word="of another folder")
+        index, sent = elsewhere.compute_part(1)
+        assert index == 1
+        assert sent is not None
+        assert not store.is_finished(1)
+        assert stranger.compute_part(1)[1] is not None
+        assert stored.compute_part(1) == (1, None)
+    np.testing.assert_array_equal(store.read(1).rack_j, sent.rack_j)
+    assert [path.name for path in tmp_path.iterdir()] == ["abc-00001.npz"]
+
+
+def test_what_workers_elsewhere_send_is_kept(hall: CombinedHall) -> None:
+    def send(work: StoredWork, indices) -> Iterator[ComputedPart]:
+        return map(replace(work, word="").compute_part, indices)
+
+    other = run_hall(read(HALL), runner=send)
+    np.testing.assert_array_equal(other.rack_j, hall.rack_j)
+
+
 @pytest.mark.slow
-def test_a_cluster_takes_little_more_work_than_one_process() -> None:
+def test_a_cluster_takes_little_more_work_than_one_process(tmp_path: Path) -> None:
     """It took 84 % more: workers watched themselves, and each imported what it needed anew.
 
     The start of a cluster, two to three seconds, is counted apart: it is the same for a whole hall.
     """
     pytest.importorskip("distributed", reason="no Dask: pip install 'wattcast[explore]'")
     work = prepare_work(read(WORKED), HallSpan(), lambda _: None)
-    start_s = time_parts(cluster_runner("local", 2), replace(work, seconds=60))
-    cluster_s = time_parts(cluster_runner("local", 2), work) - start_s
-    here_s = time_parts(hall_run.run_here, work)
+    start_s = time_parts(cluster_runner("local", 2), replace(work, seconds=60), tmp_path / "start")
+    cluster_s = time_parts(cluster_runner("local", 2), work, tmp_path / "cluster") - start_s
+    here_s = time_parts(hall_run.run_here, work, tmp_path / "here")
     assert cluster_s <= 1.2 * here_s
 
 
@@ -211,14 +249,14 @@ def test_a_run_continues(hall: CombinedHall, tmp_path: Path) -> None:
     class Broken(Exception):
         pass
 
-    def two_only(work: HallWork, indices) -> Iterator[PartSeries]:
+    def two_only(work: StoredWork, indices) -> Iterator[ComputedPart]:
         for index in list(indices)[:2]:
             yield work.compute_part(index)
         raise Broken
 
     computed: list[int] = []
 
-    def count(work: HallWork, indices) -> Iterator[PartSeries]:
+    def count(work: StoredWork, indices) -> Iterator[ComputedPart]:
         for index in indices:
             computed.append(index)
             yield work.compute_part(index)

@@ -18,12 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from wattcast import __version__
-from wattcast.core import (
-    BadInput,
-    bad_value,
-    units,
-)
-from wattcast.core.whole_files import write_whole
+from wattcast.core import bad_value, units
 from wattcast.hardware.catalogue_reader import load_gpu
 from wattcast.predictor.bundle import bundle_for
 from wattcast.timeseries.hall_combination import CombinedHall, combine_parts
@@ -39,7 +34,6 @@ from wattcast.timeseries.hall_parts import (
     HallWork,
     PartSeries,
     list_rows,
-    unpack_part,
 )
 from wattcast.timeseries.job_timeline import plan_steps
 from wattcast.timeseries.load_library import (
@@ -47,8 +41,14 @@ from wattcast.timeseries.load_library import (
     build_library,
 )
 from wattcast.timeseries.node_power import tabulate_node, wall_power_w
+from wattcast.timeseries.part_store import (
+    PartStore,
+    StoredWork,
+    keep_parts,
+)
 
-Runner = Callable[[HallWork, Iterable[int]], Iterator[PartSeries]]
+ComputedPart = tuple[int, PartSeries | None]  # a number, and a row that still has to be kept
+Runner = Callable[[StoredWork, Iterable[int]], Iterator[ComputedPart]]
 ReportProgress = Callable[[str], None]
 
 MOST_VALUES = 60_000_000  # bins of all racks together
@@ -102,7 +102,7 @@ def run_hall(
         )
 
 
-def run_here(work: HallWork, indices: Iterable[int]) -> Iterator[PartSeries]:
+def run_here(work: StoredWork, indices: Iterable[int]) -> Iterator[ComputedPart]:
     """Compute parts one after the other in this process."""
     return map(work.compute_part, indices)
 
@@ -270,33 +270,6 @@ def digest_work(work: HallWork) -> str:
     return hashed.hexdigest()[:16]
 
 
-@dataclass(frozen=True)
-class PartStore:
-    """Finished parts in a folder, one file each."""
-
-    folder: Path
-    digest: str
-
-    def path(self, index: int) -> Path:
-        """Return the file of a part."""
-        return self.folder / f"{self.digest}-{index:05d}.npz"
-
-    def read(self, index: int) -> PartSeries:
-        """Return a part."""
-        path = self.path(index)
-        return unpack_part(path.read_bytes(), index, path.name)
-
-    def is_finished(self, index: int) -> bool:
-        """Return whether a part is there, and whole."""
-        if not self.path(index).is_file():
-            return False
-        try:
-            self.read(index)
-        except BadInput:
-            return False
-        return True
-
-
 def _run_in_folder(
     work: HallWork,
     grid_s: float,
@@ -310,8 +283,10 @@ def _run_in_folder(
     done = work.part_count - len(missing)
     if done:
         tell(f"{done} of {work.part_count} rows were there before")
-    for part in runner(work, missing):
-        write_whole(store.path(part.index), part.pack())
-        done += 1
-        tell(f"{done} of {work.part_count} rows of racks")
+    with keep_parts(work, store) as stored_work:
+        for _, part in runner(stored_work, missing):
+            if part is not None:
+                store.write(part)
+            done += 1
+            tell(f"{done} of {work.part_count} rows of racks")
     return combine_parts(work, grid_s, store.read)
