@@ -82,8 +82,8 @@ def run_hall(
     span = span or HallSpan()
     _check_span(plan, span)
     tell = progress or _tell_nobody
+    check_limits(plan)
     work = prepare_work(plan, span, tell)
-    check_limits(work)
     if out is not None:
         return _run_in_folder(
             work,
@@ -231,24 +231,25 @@ def prepare_group(plan: HallPlan, group: RackGroup) -> GroupWork:
     )
 
 
-def check_limits(work: HallWork) -> None:
+def check_limits(plan: HallPlan) -> None:
     """Raise an error where a limit is below what the level draws while all of it idles."""
+    if not plan.limits_w:
+        return
     idle_w: dict[str, list[float]] = {
         "rack": [],
         "row": [],
         "hall": [0.0],
     }
-    for group in work.groups:
-        system = group.group.system
-        is_loaded = group.group.load is not IdleKind.COLD
-        each_w = group.loaded_w if is_loaded else group.cold_w
-        gpus_w = np.array(system.gpu_count * each_w)
-        node_w = float(wall_power_w(system, gpus_w, np.zeros(()), work.plan.inlet_c))
-        rack_w = group.group.nodes_per_rack * node_w
+    for group in plan.groups:
+        work = prepare_group(plan, group)
+        each_w = work.cold_w if group.load is IdleKind.COLD else work.loaded_w
+        gpus_w = np.array(group.system.gpu_count * each_w)
+        node_w = float(wall_power_w(group.system, gpus_w, np.zeros(()), plan.inlet_c))
+        rack_w = group.nodes_per_rack * node_w
         idle_w["rack"].append(rack_w)
-        idle_w["row"].append(min(group.group.racks, group.group.racks_per_row) * rack_w)
-        idle_w["hall"][0] += group.group.racks * rack_w
-    for level, limit_w in work.plan.limits_w.items():
+        idle_w["row"].append(min(group.racks, group.racks_per_row) * rack_w)
+        idle_w["hall"][0] += group.racks * rack_w
+    for level, limit_w in plan.limits_w.items():
         least_w = max(idle_w[level])
         if limit_w < least_w:
             expected = f"more than the {units.show(least_w, 'W', 3)} that an idle {level} draws"
