@@ -178,12 +178,12 @@ def test_an_adopted_job_is_compared_more_sharply(job: ExpectedJob, tmp_path: Pat
     assert check(adopted, healthy.slower(0.92), tmp_path).has_alarm
 
 
-def test_layers_that_are_not_compiled_are_among_the_causes(
-    job: ExpectedJob, tmp_path: Path
-) -> None:
-    eager = train("gpt2", "h200", **OPTIONS, stack="eager")
-    ran = MadeUpJob(eager.step_s, (float(eager.step.power_w),) * 4)
-    found = check(job, ran, tmp_path)
+def test_layers_that_are_not_compiled_are_among_the_causes(tmp_path: Path) -> None:
+    options = {**OPTIONS, "gpus": 1}
+    planned = expect_job("gpt2", "h200", options, train("gpt2", "h200", **options))
+    eager = train("gpt2", "h200", **options, stack="eager")
+    ran = MadeUpJob(eager.step_s, (float(eager.step.power_w),))
+    found = check(planned, ran, tmp_path)
     assert "stack" in [cause.name for cause in found.causes[:2]]
 
 

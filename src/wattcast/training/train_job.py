@@ -378,7 +378,9 @@ def _describe_job(
         memory=best.memory,
         capacity_byte=job.usable_byte,
         step=best.step,
-        relative_interval=relative_interval(cost, best.step, order.gpus, job.node_gpus),
+        relative_interval=widen_interval(
+            relative_interval(cost, best.step, order.gpus, job.node_gpus), order.gpus
+        ),
         flop_per_token=cost.work.flop_per_token,
         peak_flop_per_s=_peak_flop_per_s(job.gpu, job.recipe),
         padding=losses.padding,
@@ -658,6 +660,17 @@ def relative_interval(
     spread = TRAINING.node_spread if gpus <= node_gpus else TRAINING.cluster_spread
     compute = 1.0 - waiting
     return compute * low + waiting * (1.0 - spread), compute * high + waiting * (1.0 + spread)
+
+
+def widen_interval(ends: tuple[float, float], gpus: int) -> tuple[float, float]:
+    """Return the ends of a job's interval, from those of its kernels and exchanges.
+
+    Frameworks on several GPUs differ in more than a prediction is told.
+    """
+    if gpus == 1:
+        return ends
+    low, high = ends
+    return low**TRAINING.job_interval, high**TRAINING.job_interval
 
 
 def _peak_flop_per_s(chip: Gpu, recipe: TrainingRecipe) -> float:

@@ -25,6 +25,7 @@ class TrainingCoefficients(Coefficients):
     widening: float  # time of a kernel that widens 4-bit weights, over that of its bytes
     host_link: float  # of a PCIe direction's rate that copies from pinned memory reach
     usable_memory: float  # of a card's memory
+    job_interval: float  # by which intervals of jobs on several GPUs are wider, in the logarithm
     limit_delay: float  # of a job's time, for which a lower power limit is recommended at most
     node_spread: float  # of the time of exchanges inside a node, to either side
     cluster_spread: float  # of the time of exchanges between nodes, to either side
