@@ -45,6 +45,7 @@ PAIRS = {
     "seventh": HERE / "full_set_pairs.csv",
     "eighth": HERE / "eighth_set_pairs.csv",
     "ninth": HERE / "ninth_set_pairs.csv",
+    "tenth": HERE / "tenth_set_pairs.csv",
 }
 MEASURED = {name: HERE / "h200" / name for name in PAIRS}
 ASKED = {"sign": (19, 20), "near": (17, 20), "first": (15, 18)}

@@ -13,8 +13,8 @@ Nothing of a program after its change is seen before it was predicted: on a mach
 package to predict with, step 2 is left out, and ``--steps 2`` follows elsewhere on the first step's
 profile alone, before any time is read. ``full_set_pairs.csv`` names
 the programs, with the advice that an expert would give first; two of them are as good as they can
-be, so that none is due. ``eighth_set_pairs.csv`` and ``ninth_set_pairs.csv`` have other programs,
-each written when `tune` had been mended by those before; the ninth is measured unless ``--set`` says
+be, so that none is due. ``eighth_set_pairs.csv`` to ``tenth_set_pairs.csv`` have other programs, each
+written when `tune` had been mended by those before; the tenth is measured unless ``--set`` says
 otherwise.
 ``judge_full_set.py`` has the rule. ``--dry-run`` compiles the kernels and measures nothing;
 ``--steps 43`` runs some of the steps. Clocks are never set.
@@ -51,11 +51,13 @@ PAIRS = {
     "seventh": HERE / "full_set_pairs.csv",
     "eighth": HERE / "eighth_set_pairs.csv",
     "ninth": HERE / "ninth_set_pairs.csv",
+    "tenth": HERE / "tenth_set_pairs.csv",
 }
 KERNELS = {
     "seventh": HERE / "full_set_kernels.cu",
     "eighth": HERE / "eighth_set_kernels.cu",
     "ninth": HERE / "ninth_set_kernels.cu",
+    "tenth": HERE / "tenth_set_kernels.cu",
 }
 LIMITS_S = {"full": 60.0, "measure": 70.0, "times": 20.0}
 BURSTS = 9
@@ -197,7 +199,7 @@ def main() -> int:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--set", choices=list(PAIRS), default="ninth", dest="which_set")
+    parser.add_argument("--set", choices=list(PAIRS), default="tenth", dest="which_set")
     parser.add_argument("--steps", default="12435")
     parser.add_argument("--target", choices=["before", "all"], help="the process under ncu")
     parser.add_argument("--dry-run", action="store_true")

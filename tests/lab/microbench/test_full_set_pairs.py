@@ -71,7 +71,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("which_set", "later"),
-    [("seventh", ["register tiles"]), ("eighth", ["caching"]), ("ninth", ["caching"])],
+    [
+        ("seventh", ["register tiles"]),
+        ("eighth", ["caching"]),
+        ("ninth", ["caching"]),
+        ("tenth", ["caching"]),
+    ],
 )
 def test_a_set_has_a_pair_of_every_bottleneck(which_set: str, later: list[str]) -> None:
     """Twenty programs of one pair each; eighteen with an advice, one of each kind but ``later``."""
@@ -164,12 +169,24 @@ def test_a_tree_in_shared_memory_is_a_matter_of_barriers() -> None:
     for pair in ("extremes: barriers", "distances: fp64"):
         assert by_pair[pair]["predicted"] == pytest.approx(by_pair[pair]["measured"], abs=0.1)
     assert sum(pair["sign"] for pair in pairs) == len(pairs)
-    assert {first["program"] for first in firsts if first["wanted"] and not first["right"]} == {
-        "growth"
-    }
+    assert all(first["right"] for first in firsts if first["wanted"])
     pairs, _ = judge_folder(MEASURED["seventh"], again=True)
     (dense,) = (pair for pair in pairs if pair["pair"] == "dense: tensor cores")
     assert dense["near"]
+
+
+def test_arrays_that_loops_index_take_their_code_along() -> None:
+    """Their accesses alone were counted: -28 % predicted, -71 measured.
+
+    A scan in shared memory was not told because its index counted as arithmetic of tiles, few blocks
+    with few warps came to half of what they were, and a tail was taken for waiting that more warps
+    hide. These pairs mended `tune`: no blind figures."""
+    pairs, firsts = judge_folder(MEASURED["ninth"], again=True, which_set="ninth")
+    by_pair = {pair["pair"]: pair for pair in pairs}
+    for pair in ("systems: spills", "scan: barriers", "peaks: small grid"):
+        assert by_pair[pair]["predicted"] == pytest.approx(by_pair[pair]["measured"], abs=0.15)
+    assert all(pair["near"] for pair in pairs)
+    assert all(first["right"] for first in firsts if first["wanted"])
 
 
 def test_a_real_export_lacks_nothing(tmp_path: Path) -> None:

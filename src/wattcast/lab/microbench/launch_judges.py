@@ -30,6 +30,7 @@ LAUNCH_METRICS = (
 )
 WHOLE_WARP = 31.0  # active threads of a warp from which on it does not diverge
 MUCH_WAITING = 0.3  # share of waiting from which on its reason is a bottleneck
+FEW_BLOCKS = 0.75  # for a multiprocessor, below which few blocks are what leaves warps few
 LITTLE_TAIL = 0.9  # share of the last wave's multiprocessors at work from which on it costs little
 MOST_WAVES = 4.0  # beyond which a tail is short
 # A 32-bit integer division is software: to float and back, a reciprocal, five products and six
@@ -87,11 +88,13 @@ def _judge_exchange(p: KernelProfile, share: float) -> CodeChange | None:
     """Values that a block combines in shared memory, with a barrier a level, could be shuffled."""
     m = p.counters
     accesses = m["shared_passes"] - m["extra_passes"]
+    # integer products run on the heavy half of the pipe alone, and are no arithmetic of tiles
+    single = min(2.0 * max(m["pipe_fma"] - m["pipe_fmaheavy"], 0.0), m["pipe_fma"])
     is_exchange = (
         share >= EXCHANGE_WAITING
         and (m.conflicts or 0.0) < MANY_CONFLICTS
         and accesses >= EXCHANGE_ACCESSES * max(m["loads"], 1.0)
-        and m["pipe_fma"] <= EXCHANGE_ARITHMETIC * accesses
+        and single <= EXCHANGE_ARITHMETIC * accesses
     )
     if not is_exchange or m.passes <= 0.0:
         return None
@@ -116,13 +119,17 @@ def judge_instruction_fetch(p: KernelProfile, results: Sequence[MicroRow]) -> Co
 
 
 def judge_small_grid(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
-    """Fewer blocks than multiprocessors leave some of them without work."""
+    """Fewer blocks than multiprocessors leave some of them without work, and others with few warps.
+
+    As many blocks as fit at once hide waiting as well."""
     m = p.counters
     sms = m["sm_count"]
     if not (sms > 0.0 and 0.0 < m["grid"] < sms):
         return None
     seen = f"{m['grid']:.0f} blocks for {sms:.0f} multiprocessors"
-    return CodeChange("small grid", seen, wait=m["grid"] / sms, unsure=True)
+    # nearly a block each is a matter of occupancy
+    places = sms * (max(m["resident_blocks"], 1.0) if m["grid"] < FEW_BLOCKS * sms else 1.0)
+    return CodeChange("small grid", seen, wait=m["grid"] / places, unsure=True)
 
 
 def share_before_tail(p: KernelProfile) -> float:

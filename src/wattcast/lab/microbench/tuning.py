@@ -77,6 +77,8 @@ INDEPENDENT = 4.0  # instructions that a thread can have under way at once
 MOST_OUTPUTS = 4.0  # of a thread along one side of what it keeps in registers
 LEAST_REUSE = 4.0  # uses of a byte that the L1 got, from which on registers could keep it
 INDICES_OF_LOAD = 2.0  # integer instructions of an address of 64 bits
+CODE_OF_INDEX = 4.0  # instructions beside an access to an array that loops index
+LEAST_CODE = 0.1  # share of instructions that stays in any case
 LEAST_ARITHMETIC = 0.5  # floating-point instructions for a load, where outputs are computed of it
 WIDE_BYTE = 15.0  # of a thread and access, from which on accesses are as wide as can be
 LEAST_HIT = 0.5  # of the sectors that the L1 gives itself, where bytes are used again
@@ -376,7 +378,8 @@ def _suspect_conversions(
     """Say what conversions would cost if all instructions of a busy special unit were such.
 
     ``ncu --set full`` does not count conversions. One is replaced by two additions, of 1.5·2^23 and
-    of its negative, which take a slot of issue more and work of their pipe."""
+    of its negative, which take a slot of issue more and work of their pipe: little is saved, and
+    time may be lost."""
     if "special" not in p.work or p.counters["pipe_fp64"] > 0.0:
         return None
     share = p.work["special"].seconds / p.time_s
@@ -386,21 +389,28 @@ def _suspect_conversions(
         f"the special unit is busy {share:.0%} of the time: if those are conversions, "
         "additions of 1.5·2^23 round as well"
     )
-    added = {}
-    factor = {"special": (0.0, 0.0)}
-    if p.counters["instructions"] > 0.0:
-        more = (ADDITIONS_OF_ROUNDING - 1.0) * p.counters["pipe_xu"]
-        factor["issue"] = (1.0 + more / p.counters["instructions"], 1.0)
+    after = dict(p.work)
+    gone = after.pop("special")
+    each = UnitWork(0.0, 0.0)
     addition = keep_first_rounds(results).get("fp32_fma")
     if addition is not None and addition.operation_s:
-        threads = ADDITIONS_OF_ROUNDING * 32.0 * p.counters["pipe_xu"]
         each = UnitWork(addition.operation_s, addition.operation_above_idle_j or 0.0)
-        added["fp32"] = each.scaled(threads)
+    more = each.scaled(ADDITIONS_OF_ROUNDING * 32.0 * p.counters["pipe_xu"])
+    single = after.get("fp32", UnitWork(0.0, 0.0))
+    after["fp32"] = UnitWork(single.seconds + more.seconds, single.joules + more.joules)
+    if p.counters["instructions"] > 0.0 and "issue" in after:
+        slots = (ADDITIONS_OF_ROUNDING - 1.0) * p.counters["pipe_xu"] / p.counters["instructions"]
+        after["issue"] = after["issue"].scaled(1.0 + slots)
+    # what is saved on one pipe comes back on another and in slots of issue, so that these count
+    ratio = combine_units_s(after, issue_overlaps=False) / combine_units_s(
+        p.work, issue_overlaps=False
+    )
+    factor = dict.fromkeys(p.work, (ratio, 1.0)) | {"special": (ratio, 0.0)}
     return CodeChange(
         "conversions",
         seen,
         factor,
-        added,
+        {"special": UnitWork(0.0, more.joules)} if gone.joules else {},
         unsure=True,
     )
 
@@ -429,11 +439,21 @@ def _judge_parallelism(p: KernelProfile, results: Sequence[MicroRow]) -> CodeCha
 
 
 def _keep_tail(p: KernelProfile, wait: float) -> float:
-    """Return a factor of the waiting that leaves the time in which the last wave runs alone."""
+    """Return a factor of the waiting that leaves the time in which the last wave runs alone.
+
+    Before the tail, units are busier and warps wait less: T = (1 - s)T + sT, and only the waiting
+    within sT is hidden."""
     share = launch_judges.share_before_tail(p)
-    if share >= launch_judges.LITTLE_TAIL:
+    power = unit_work.EXPONENT
+    busy_s = combine_units_s(p.work)
+    if share >= launch_judges.LITTLE_TAIL or busy_s >= p.time_s:
         return wait
-    return 1.0 - share * (1.0 - wait)
+    full_s = share * p.time_s
+    waited_s = max(full_s**power - busy_s**power, 0.0) ** (1.0 / power)
+    after_s = (min(busy_s, full_s) ** power + (waited_s * wait) ** power) ** (1.0 / power)
+    time_s = p.time_s - full_s + after_s
+    before_s = (p.time_s**power - busy_s**power) ** (1.0 / power)
+    return float(max(time_s**power - busy_s**power, 0.0) ** (1.0 / power) / before_s)
 
 
 def _judge_access_size(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange | None:
@@ -560,10 +580,13 @@ def _judge_spills(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange |
     if count <= 0.0 or "l1" not in p.work:
         return None
     share = min(count / p.counters.passes, 1.0)
-    factor = {
-        "l1": (1.0 - share,) * 2,
-        "issue": (1.0 - min(count / p.counters["instructions"], 1.0), 1.0),
-    }
+    instructions = count * (1.0 + _instructions_of_index(p))
+    kept = max(1.0 - instructions / p.counters["instructions"], LEAST_CODE)
+    factor = {"l1": (1.0 - share,) * 2, "issue": (kept, 1.0)}
+    for unit, pipe in (("int", "pipe_alu"), ("products", "pipe_fmaheavy")):
+        whole = p.counters[pipe]
+        if instructions > count and whole > 0.0:
+            factor[unit] = (max(1.0 - INDICES_OF_LOAD * count / whole, LEAST_CODE),) * 2
     own = [32.0 * p.counters[sectors] for sectors in ("loaded_sectors", "stored_sectors")]
     for unit, names in MOVED.items():
         moved = [p.counters[name] for name in names]
@@ -591,6 +614,15 @@ def _judge_atomics(p: KernelProfile, results: Sequence[MicroRow]) -> CodeChange 
         "atomics", f"{count:.3g} sectors of additions in the L2", {"atomics": (0.0, 0.0)}, added
     )
     return replace(alone, wait=min(combine_units_s(alone.apply(p.work)) / p.time_s, 1.0))
+
+
+def _instructions_of_index(p: KernelProfile) -> float:
+    """Return the instructions that go with an access to local memory: index, comparison, branch.
+
+    An array that loops index lies there without a register having been spilled, which the full set
+    tells; loops that are unrolled keep it in registers and need none of these."""
+    is_array = p.counters.get("spilling_requests", 1.0) == 0.0
+    return CODE_OF_INDEX if is_array else 0.0
 
 
 Judge = Callable[[KernelProfile, Sequence[MicroRow]], CodeChange | None]

@@ -76,6 +76,7 @@ TABLE_REUSE = 4.0  # uses of a byte that L2 gave, from which on reads are of a t
 SECTORS_A_PASS = 4.0  # that the L1 looks up in the time of one pass through its data
 OTHER_CLOCK = 0.1  # relative difference of clocks from which on a profile ran at another one
 OCCUPANCY_LIMIT = "launch__occupancy_limit_"  # blocks that fit on an SM, by what limits them
+SPILLING = "derived__local_spilling_requests"  # of the full set: the others index arrays
 FAR_STALLS = ("long_scoreboard", "lg_throttle")
 NO_STALLS = ("selected", "not_selected")
 STALL_START = "smsp__average_warps_issue_stalled_"
@@ -114,6 +115,8 @@ class KernelCounters(dict[str, float]):
                 # the full set also has samples of the same reasons, which are counts
                 reason = metric.removeprefix(STALL_START).removesuffix(STALL_END)
                 counters[f"stalled_{reason}"] = value
+        if SPILLING in metrics:
+            counters["spilling_requests"] = metrics[SPILLING]
         elapsed = metrics.get("sm__cycles_elapsed.max", 0.0)
         if elapsed > 0.0 and "sm_cycles" in counters:
             counters["sm_count"] = float(round(counters["sm_cycles"] / elapsed))
@@ -265,8 +268,14 @@ class UnitWork:
         return UnitWork(self.seconds * time, self.joules * (time if energy is None else energy))
 
 
-def combine_units_s(work: Mapping[str, UnitWork], exponent: float = EXPONENT) -> float:
-    """Return the seconds N that all units need together; products run on half of the fp32 pipe."""
+def combine_units_s(
+    work: Mapping[str, UnitWork],
+    exponent: float = EXPONENT,
+    issue_overlaps: bool = True,
+) -> float:
+    """Return the seconds N that all units need together; products run on half of the fp32 pipe.
+
+    Slots of issue bound them from below, or count as one more unit."""
     unit_s = {unit: w.seconds for unit, w in work.items()}
     issue_s = unit_s.pop("issue", 0.0)
     if "products" in unit_s:
@@ -274,6 +283,8 @@ def combine_units_s(work: Mapping[str, UnitWork], exponent: float = EXPONENT) ->
     most_s = max(unit_s.values(), default=0.0)
     if most_s == 0.0:
         return issue_s
+    if not issue_overlaps:
+        unit_s["issue"] = issue_s
     powers = [(seconds / most_s) ** exponent for seconds in unit_s.values()]
     together_s = float(most_s * sum(powers) ** (1.0 / exponent))
     return max(together_s, issue_s)
