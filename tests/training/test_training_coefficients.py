@@ -12,10 +12,12 @@ import wattcast
 from wattcast.hardware import load_gpu
 from wattcast.kernels import build_kernels, reference_chip
 from wattcast.kernels.kernel_table import USUAL_CONDITION
-from wattcast.training.microbatch import _as_generated
+from wattcast.options.training_options import TrainingRecipe
+from wattcast.training.microbatch import _as_generated, trace_microbatch
 from wattcast.training.step_time import host_byte_per_s, overlapped_s
 from wattcast.training.train_job import TrainingResult, relative_interval, widen_interval
 from wattcast.training.training_report import recommend_limit
+from wattcast.workload.model_catalogue import load_model
 from wattcast.workload.operator_types import Collective, Elementwise, Softmax
 
 
@@ -107,3 +109,16 @@ def test_a_compiler_lets_rows_of_200_share_a_block_and_not_rows_of_300() -> None
     short, long = (_as_generated(Softmax(4096, dim), False) for dim in (200, 300))
     assert isinstance(short, Elementwise)
     assert isinstance(long, Softmax)
+
+
+def test_a_fused_loss_holds_the_logits_of_an_eighth_of_the_tokens() -> None:
+    """torchtune's ``CEWithChunkedOutputLoss`` computes eight chunks of the tokens one by one."""
+    model = load_model("llama3-8b")
+    whole, fused = (
+        trace_microbatch(model, TrainingRecipe(fused_loss=is_fused), 1, 4096)
+        for is_fused in (False, True)
+    )
+    eighth = trace_microbatch(model, TrainingRecipe(), 1, 4096 // 8)
+    assert fused.sections[-1].label == "head"
+    assert fused.sections[-1].peak_byte < 0.2 * whole.sections[-1].peak_byte
+    assert fused.sections[-1].peak_byte == pytest.approx(eighth.sections[-1].peak_byte, rel=0.1)

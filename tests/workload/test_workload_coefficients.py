@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+from wattcast.options.training_options import TrainingRecipe
+from wattcast.training.microbatch import trace_microbatch
 from wattcast.workload.build_model import WORKSPACE_BYTE, build_graph
 from wattcast.workload.engine_operators import PagedAttention
+from wattcast.workload.model_catalogue import load_model
 from wattcast.workload.model_options import ModelOptions
 from wattcast.workload.models.sparse_layers import _count_shared_launches
+from wattcast.workload.operator_types import Bmm
 
 # Operators of a shared expert, as PyTorch and vLLM name them
 EAGER = ("gate_proj", "up_proj", "act_fn", "mul", "down_proj")
@@ -43,3 +47,15 @@ def test_a_shared_expert_launches_the_operators_of_its_module() -> None:
 def test_a_graph_counts_the_workspace_that_pytorch_configures_on_hopper() -> None:
     kib, buffers = (int(number) for number in HOPPER_WORKSPACE.strip(":").split(":"))
     assert 1024 * kib * buffers == WORKSPACE_BYTE
+
+
+def test_rows_of_trained_experts_come_in_whole_blocks_of_32() -> None:
+    """A block of MXFP8 shares its scale among 32 values (OCP Microscaling v1.0): experts of 62 and of
+    63 rows compute 64.
+    """
+    work = trace_microbatch(load_model("qwen3-30b-a3b"), TrainingRecipe(), 1, 1000)
+    ops = [op for section in work.sections for op in section.forward]
+    rows = {op.m for op in ops if isinstance(op, Bmm)}
+    assert rows
+    assert all(count % 32 == 0 for count in rows)
+    assert max(rows) - 1000 * 8 / 128 < 32
