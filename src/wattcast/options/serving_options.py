@@ -252,7 +252,7 @@ class Deployment:
 class PlanDemand:
     """What a plan must serve, and what it has least of."""
 
-    rate_per_s: Annotated[float, Option("Requests, such as 20/s or 600/min.", unit="/s", above=0)]
+    rate_per_s: Annotated[float, Option("Requests: 20/s or 600/min.", unit="/s", above=0)]
     minimise: Annotated[PlanAim, Option("gpus|energy|cost|carbon")] = PlanAim.GPUS
     headroom: Annotated[float, Option("Traffic to plan for on top of the rate.", unit="")] = 0.1
     spare_replicas: Annotated[int, Option("Replicas that may be down.", "spare", least=0)] = 0
@@ -260,7 +260,7 @@ class PlanDemand:
         float | None, Option("Mean of all GPUs at most: 20kW.", unit="W", above=0)
     ] = None
     power_budget_w: Annotated[
-        float | None, Option("Power of a hall at its meter, to fill: 10MW.", unit="W", above=0)
+        float | None, Option("Power to fill, at the meter: 10MW.", unit="W", above=0)
     ] = None
     host_share: Annotated[
         float,
