@@ -365,6 +365,10 @@ def tune(
     results: Annotated[
         Path | None, Option("Folder or file of `lab microbench`, instead of what ships.")
     ] = None,
+    source: Annotated[
+        Path | None,
+        Option("Its instructions: CSV of ncu --page source, or .ncu-rep. Adds where warps wait."),
+    ] = None,
     collect: Annotated[
         bool, Option("Print the ncu command that collects everything this can use, and end.")
     ] = False,
@@ -378,6 +382,7 @@ def tune(
     from wattcast.lab.microbench import (
         microbench_results,
         profile_sets,
+        source_page,
         tuning,
     )
     from wattcast.predictor.api import find_gpu
@@ -398,7 +403,15 @@ def tune(
     ]
     if notes:
         notes.append("wattcast lab tune --collect prints the ncu command that collects them")
-    table = report.make_advice_table(tuned)
+    lines = (
+        [] if source is None else source_page.find_hot_lines(source_page.read_source_page(source))
+    )
+
+    def print_text(console: Console) -> None:
+        console.print(report.make_advice_table(tuned))
+        if lines:
+            console.print(report.make_source_table(lines))
+
     return CommandOutput(
-        partial(report.tuning_to_plain, tuned), lambda console: console.print(table), notes=notes
+        lambda: {**report.tuning_to_plain(tuned), "source": lines}, print_text, notes=notes
     )

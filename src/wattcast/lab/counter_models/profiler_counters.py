@@ -14,6 +14,7 @@ from collections.abc import (
     Collection,
     Iterable,
     Mapping,
+    Sequence,
 )
 from dataclasses import dataclass
 from functools import cache
@@ -285,7 +286,7 @@ def read_ncu_metrics(path: Path) -> tuple[tuple[LaunchKey, ...], dict[str, Array
     where = path.name
     data = read_bytes(path, _MAX_BYTE)
     if path.suffix == ".ncu-rep":
-        data = _import_report(path)
+        data = import_report(path, ["--page", "raw", "--print-units", "base"])
     header, body = _split_export(data, where)
     if "Metric Name" in header:
         export = _read_metric_rows(header, body, where)
@@ -306,18 +307,9 @@ def read_ncu_metrics(path: Path) -> tuple[tuple[LaunchKey, ...], dict[str, Array
     return tuple(export.launches.values()), metrics
 
 
-def _import_report(path: Path) -> bytes:
-    """Return the CSV of a report, which ncu alone can read."""
-    command = [
-        find_ncu(),
-        "--import",
-        str(path),
-        "--csv",
-        "--page",
-        "raw",
-        "--print-units",
-        "base",
-    ]
+def import_report(path: Path, page: Sequence[str]) -> bytes:
+    """Return a page of a report as CSV, which ncu alone can read."""
+    command = [find_ncu(), "--import", str(path), "--csv", *page]
     ended = subprocess.run(
         command,
         capture_output=True,

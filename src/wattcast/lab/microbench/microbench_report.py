@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from wattcast.lab.microbench.source_page import HotLine
+
 GROUPS = ("arithmetic", "tensor", "memory", "transfer", "structure", "mix", "multimedia", "idle")
 SPECIFIED = "specified_per_cycle_sm"
 
@@ -384,6 +386,25 @@ def make_advice_table(tuning: TuningReport) -> Table:
         between = "{:+.0%} and {:+.0%}".format(*a.time_range)
         changes = (f"{a.time:+.1%}", between, f"{a.power:+.1%}", f"{a.energy:+.1%}")
         built.add_row(a.kernel[:60], a.bottleneck, a.seen, *changes)
+    return built
+
+
+def make_source_table(lines: Sequence[HotLine]) -> Table:
+    """Return the instructions at which most warps were, with why they waited there."""
+    built = new_table(
+        "kernel",
+        "line",
+        "instruction",
+        "samples",
+        "waits for",
+        "executed",
+        title="Where warps wait",
+        left=("instruction", "waits for"),
+    )
+    for hot in lines:
+        line = hot.line
+        cells = (f"{line.place}", line.instruction[:60], f"{hot.share:.0%}", line.reason)
+        built.add_row(hot.kernel[:60], *cells, f"{line.executed:.3g}")
     return built
 
 
