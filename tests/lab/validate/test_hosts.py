@@ -12,8 +12,9 @@ import wattcast
 from wattcast.core.strict_files import reference_folder
 from wattcast.hardware.catalogue_reader import list_boards
 from wattcast.lab.fit.engine_fit import load_measured_model
-from wattcast.lab.fit.engine_host_times import learn_host_factor
+from wattcast.lab.fit.engine_host_times import LARGEST_GRAPH, learn_host_factor
 from wattcast.lab.fit.engine_records import load_engine_records
+from wattcast.lab.fit.random_routing import find_skew, load_visited_shares
 from wattcast.lab.validate.engine_commands import make_engine_rows
 from wattcast.lab.validate.public_checks.coverage_checks import ModelSet, load_model_sets
 from wattcast.lab.validate.public_checks.learn_distances import (
@@ -119,14 +120,34 @@ def _list_prefills() -> list[JudgedRow]:
 
 def test_prompts_of_engines_through_predict() -> None:
     """Held-out models: 6 % in time and 3 % in power. Mixtures, whose hosts differ by a third from
-    process to process, are 11 % off in time.
+    process to process and whose random weights choose few experts, are 11 % off in time.
     """
     off, mixed = _judge_prefills(_list_prefills())
     assert off["latency"].mean() < 6.0
     assert off["power"].mean() < 3.0
     assert off["latency"][mixed].mean() < 11.5
     if off["latency"][mixed].mean() > 10.0:
-        pytest.xfail("the goal of mixtures is 10 %: their hosts differ by two thirds")
+        pytest.xfail("the goal of mixtures is 10 %: hosts differ, and so does routing (see below)")
+
+
+def test_prompts_whose_routing_is_told() -> None:
+    """Tokens of a prompt visit few experts on random weights, in some models: 256 tokens of
+    qwen1.5-moe-a2.7b came out 30 and 49 % slow. Steps in graphs take as long as reading the visited
+    experts does, which a simulation of the weights counts and ``--skew`` tells.
+    """
+    shares = load_visited_shares()
+    told = []
+    for row in _list_prefills():
+        options = dict(row.command.options)
+        model = row.name.rpartition(": ")[2].partition("/")[0]
+        if model in shares and options["batch"] * options["seq"] <= LARGEST_GRAPH:
+            options["skew"] = round(find_skew(load_measured_model(model).dims, shares[model]), 4)
+        told.append(replace(row, command=replace(row.command, options=options)))
+    assert sum("skew" in row.command.options for row in told) == 9
+    off, mixed = _judge_prefills(told)
+    assert off["latency"].mean() < 6.0
+    assert off["power"].mean() < 3.0
+    assert off["latency"][mixed].mean() < 10.0
 
 
 @pytest.mark.slow
