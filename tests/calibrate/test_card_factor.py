@@ -8,18 +8,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from wattcast.calibrate.card_factor import combine_logs, compare_card, estimate_factor
+from wattcast.calibrate.card_factor import (
+    combine_logs,
+    compare_card,
+    estimate_factor,
+    predict_paced_w,
+)
+from wattcast.core.card_figures import CardFigures, HostPass, LoadFigures
 from wattcast.core.errors import Refused
 from wattcast.core.own_cards import read_own_cards, write_own_card
-from wattcast.measure.card_loads import (
-    CardFigures,
-    LoadFigures,
-    list_operators,
-)
-from wattcast.measure.energy_sources import DeviceIdentity
+from wattcast.measure.card_loads import list_operators
 from wattcast.predictor.api import host_cost_of_run, predict
 
-IDENTITY = DeviceIdentity("NVIDIA H200", uuid="GPU-1", board="692-2G520-0282-001")
+CARD = ("NVIDIA H200", "GPU-1", "692-2G520-0282-001")
+UNTIMED = HostPass(None, 64, "no PyTorch")
 CLOCKS_HZ = {"copy": 1.98e9, "product of few rows": 1.98e9, "product": 1.5e9}
 
 
@@ -51,7 +53,7 @@ def make_figures(factor: float, gpu: str = "h200-001") -> CardFigures:
                 150.0,
             )
         )
-    return CardFigures(IDENTITY, 118.0, 1.98e9, 40.0, tuple(loads), None, "no PyTorch")
+    return CardFigures(*CARD, 118.0, 1.98e9, 40.0, tuple(loads), UNTIMED)
 
 
 def test_a_usual_card_has_a_factor_of_one() -> None:
@@ -118,11 +120,49 @@ def test_a_load_that_is_predicted_badly_says_little() -> None:
 
 def test_a_host_is_compared_with_the_usual_one() -> None:
     usual = predict("gpt2", "h200", stack="eager", batch=1, seq=64, head="none")
-    measured = replace(make_figures(1.0), host_pass_s=0.7 * float(usual.latency_s), host_words="x")
-    comparison = compare_card(measured)
+    host = HostPass(0.7 * float(usual.latency_s), 64, "x")
+    comparison = compare_card(replace(make_figures(1.0), host=host))
     assert comparison.card.host_factor == pytest.approx(0.7, rel=0.02)
     cost_s = host_cost_of_run("gpt2", 0.7 * usual.latency_s, batch=1, seq=64, head="none")
     assert comparison.host_s_per_operator == pytest.approx(cost_s)
+
+
+def test_a_host_within_a_fifth_of_the_usual_one_is_usual() -> None:
+    usual = predict("gpt2", "h200", stack="eager", batch=1, seq=64, head="none")
+    factors = []
+    for factor in (0.8, 0.87, 1.15, 1.3):
+        host = HostPass(factor * float(usual.latency_s), 64, "x")
+        measured = replace(make_figures(1.0), host=host)
+        factors.append(compare_card(measured).card.host_factor)
+    assert factors == [pytest.approx(0.8, rel=0.02), 1.0, 1.0, pytest.approx(1.3, rel=0.02)]
+
+
+def test_a_load_that_runs_faster_than_predicted_is_no_hungry_card() -> None:
+    """It takes the same joules for its bytes and products in less time."""
+    figures = make_figures(1.0)
+    loads = []
+    for load in figures.loads:
+        p = predict(
+            {"name": load.name, "ops": [dict(load.operator)]},
+            "h200-001",
+            operands="cold",
+            clock=load.clock_hz,
+            temperature=55.0,
+            power_limit=1e4,
+            force=True,
+        )
+        parts_j = dict(zip(p.basis.detail.parts, p.basis.detail.part_j.tolist(), strict=True))
+        counted_j = sum(
+            joules for part, joules in parts_j.items() if part not in ("static", "clock", "sm")
+        )
+        latency_s = 0.85 * load.latency_s
+        power_w = (float(p.energy_j) - counted_j) / load.latency_s + counted_j / latency_s
+        assert power_w > 1.05 * load.power_w
+        assert predict_paced_w(p, latency_s) == pytest.approx(power_w)
+        loads.append(replace(load, latency_s=latency_s, power_w=power_w))
+    comparison = compare_card(replace(figures, loads=tuple(loads)))
+    assert comparison.factor.value == pytest.approx(1.0, abs=1e-6)
+    assert comparison.latency_ratios == pytest.approx((0.85, 0.85, 0.85))
 
 
 def test_loads_and_predictions_belong_together() -> None:

@@ -1,7 +1,7 @@
 """Compare the user's own card with the usual one, and say what its other work will draw.
 
-With y the logarithm of a load's measured watts over those predicted at the same clock, and x that
-of the card's watts in all work,
+With y the logarithm of a load's measured watts over those predicted at the same clock and pace, and
+x that of the card's watts in all work,
 
     y = x + a load's own part + error of the prediction
 
@@ -9,6 +9,10 @@ Cards spread by s (``Bundle.cards``), of which a share is a kernel's own. The er
 is that of its interval for the card it was fitted on. x is therefore less than the mean of y: the
 better a load is predicted, the more of what it differs by is the card's. The loads are weighted by
 how well they are known, and the errors of two predictions go together as in a workload.
+
+A load that runs faster than predicted draws more, on any card: what it counts (bytes, products)
+takes its joules in less time, while idle power and waiting SMs draw on as before. So watts are
+predicted for the pace that was measured.
 """
 
 from __future__ import annotations
@@ -25,6 +29,11 @@ import numpy as np
 from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core import units
 from wattcast.core.arrays import Array
+from wattcast.core.card_figures import (
+    CardFigures,
+    HostPass,
+    LoadFigures,
+)
 from wattcast.core.errors import Refused
 from wattcast.core.own_cards import (
     CardLoad,
@@ -33,14 +42,13 @@ from wattcast.core.own_cards import (
 )
 from wattcast.hardware import Gpu, load_gpu, strip_board
 from wattcast.hardware.catalogue_reader import list_boards
-from wattcast.measure.card_loads import CardFigures, LoadFigures
-from wattcast.measure.energy_sources import DeviceIdentity
-from wattcast.measure.host_timing import TOKENS
+from wattcast.power.module_power import CLOCK, STATIC
 from wattcast.predictor.api import host_cost_of_run, predict
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.support_widening import NORMAL_P90, learned_distances
 from wattcast.predictor.prediction import Prediction
 
+STEADY_PARTS = (STATIC, CLOCK, "sm")  # of the power, whose watts do not rise with the pace
 _FREE_W = 1e4  # a limit that holds no card down: watts are compared at the clock that was read
 
 
@@ -49,6 +57,7 @@ class OwnCardCoefficients(Coefficients):
 
     kernel_share: float  # of the variance between cards that is a kernel's own
     most_sigmas: float  # standard deviations beyond which a load is not believed
+    host_repeat: float  # factor by which two measurements of one host differ
 
 
 OWN_CARD = load_coefficients("own_card", OwnCardCoefficients)
@@ -85,7 +94,8 @@ class CardComparison:
             lines.append(
                 f"{load.name}: {load.measured_w:.0f} W{memory} at "
                 f"{load.clock_hz / 1e6:.0f} MHz{cap}, "
-                f"predicted {load.predicted_w:.0f} W ({watts:.3f}); time {ratio:.3f} of predicted"
+                f"predicted {load.predicted_w:.0f} W at that pace ({watts:.3f}); time {ratio:.3f} "
+                "of predicted"
             )
         factor = self.factor
         lines.append(
@@ -96,10 +106,11 @@ class CardComparison:
         if card.host_factor is None or self.host_s_per_operator is None:
             lines.append(f"host: not measured ({self.host_words})")
         else:
-            lines.append(
-                f"host: {units.show(self.host_s_per_operator, 's', 3)} to issue an operator, "
-                f"{card.host_factor:.2f} of the usual time ({self.host_words})"
-            )
+            is_usual = card.host_factor == 1.0
+            usual = "as usual, within what two measurements of one host differ by"
+            said = usual if is_usual else f"{card.host_factor:.2f} of the usual time"
+            cost = units.show(self.host_s_per_operator, "s", 3)
+            lines.append(f"host: {cost} to issue an operator, {said} ({self.host_words})")
         return lines
 
     def to_dict(self) -> dict[str, Any]:
@@ -119,7 +130,7 @@ class CardComparison:
 
 def compare_card(measured: CardFigures) -> CardComparison:
     """Compare what was measured with predictions, and return what is to be remembered."""
-    names = name_card(measured.identity)
+    names = name_card(measured.name, measured.board)
     by_name = {name: [_predict_load(load, name) for load in measured.loads] for name in names}
     power = {}
     for name, predictions in by_name.items():
@@ -133,17 +144,17 @@ def compare_card(measured: CardFigures) -> CardComparison:
             CardLoad(
                 load.name,
                 load.power_w,
-                float(prediction.power_w),
+                predict_paced_w(prediction, load.latency_s),
                 load.is_capped,
                 load.clock_hz,
                 load.memory_w,
             )
         )
-    host_s, host_factor = _compare_host(measured)
+    host_s, host_factor = _compare_host(measured.host)
     card = OwnCard(
-        uuid=measured.identity.uuid,
-        name=measured.identity.name,
-        board=measured.identity.board,
+        uuid=measured.uuid,
+        name=measured.name,
+        board=measured.board,
         date=datetime.now(UTC).date().isoformat(),
         power=power,
         host_factor=host_factor,
@@ -160,15 +171,19 @@ def compare_card(measured: CardFigures) -> CardComparison:
         _predict_idle_w(chip, measured),
         host_s,
         tuple(latencies),
-        measured.host_words,
+        measured.host.words,
     )
 
 
-def name_card(identity: DeviceIdentity) -> list[str]:
-    """Return the names of a card in the catalogue, the most special last."""
-    name = load_gpu(identity.name).name
+def name_card(driver_name: str, board: str) -> list[str]:
+    """Return the names of a card in the catalogue, the most special last.
+
+    >>> name_card("NVIDIA H200", "692-2G520-0282-001")
+    ['h200', 'h200-001']
+    """
+    name = load_gpu(driver_name).name
     boards = list_boards(strip_board(name))
-    special = [board for board, part in boards.items() if part == identity.board]
+    special = [board_name for board_name, part in boards.items() if part == board]
     return [name, *special]
 
 
@@ -200,9 +215,10 @@ def estimate_factor(
 
     Raises an error where a load draws what no card does.
     """
-    logs = np.log(
-        [load.power_w / float(p.power_w) for load, p in zip(loads, predictions, strict=True)]
-    )
+    ratios = []
+    for load, prediction in zip(loads, predictions, strict=True):
+        ratios.append(load.power_w / predict_paced_w(prediction, load.latency_s))
+    logs = np.log(ratios)
     errors = np.array([_prediction_error(prediction) for prediction in predictions])
     for load, log, error in zip(loads, logs, errors, strict=True):
         if abs(log) > OWN_CARD.most_sigmas * math.hypot(error, card_spread):
@@ -212,6 +228,14 @@ def estimate_factor(
                 "or is it another board? Nothing is remembered."
             )
     return combine_logs(logs, errors, card_spread)
+
+
+def predict_paced_w(prediction: Prediction, latency_s: float) -> float:
+    """Return the watts of a predicted run that takes ``latency_s`` instead."""
+    detail = prediction.basis.detail
+    is_steady = np.isin(detail.parts, STEADY_PARTS)
+    steady_w = float(detail.part_j[is_steady].sum()) / float(prediction.latency_s)
+    return steady_w + float(detail.part_j[~is_steady].sum()) / latency_s
 
 
 def combine_logs(
@@ -258,16 +282,21 @@ def _predict_idle_w(chip: Gpu, measured: CardFigures) -> float:
     return float(power.idle_power_w(measured.idle_clock_hz, measured.idle_temperature_c))
 
 
-def _compare_host(measured: CardFigures) -> tuple[float | None, float | None]:
-    """Return the host's seconds to issue an operator, and these over the usual ones."""
-    if measured.host_pass_s is None:
+def _compare_host(host: HostPass) -> tuple[float | None, float | None]:
+    """Return the host's seconds to issue an operator, and these over the usual ones.
+
+    A host that differs by no more than two measurements of one host do counts as usual.
+    """
+    if host.seconds is None:
         return None, None
     own_s = host_cost_of_run(
         "gpt2",
-        measured.host_pass_s,
+        host.seconds,
         batch=1,
-        seq=TOKENS,
+        seq=host.tokens,
         head="none",
     )
     usual_s = float(np.mean(bundle_for(load_gpu("h200")).launch.host_s_per_operator))
-    return own_s, own_s / usual_s
+    factor = own_s / usual_s
+    is_usual = 1.0 / OWN_CARD.host_repeat < factor < OWN_CARD.host_repeat
+    return own_s, 1.0 if is_usual else factor

@@ -8,17 +8,22 @@ run by PyTorch, as the rows were that predictions were fitted to.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, Protocol
 
+from wattcast.core.card_figures import (
+    CardFigures,
+    HostPass,
+    LoadFigures,
+    Operator,
+)
 from wattcast.core.errors import (
     BadInput,
     MissingTool,
     Refused,
 )
 from wattcast.measure.energy_sources import DeviceIdentity
-from wattcast.measure.host_timing import time_small_model
+from wattcast.measure.host_timing import TOKENS, time_small_model
 from wattcast.measure.sampler import Sampler
 from wattcast.measure.shared_cards import describe_nvidia_sharing
 from wattcast.measure.steady_state import (
@@ -28,8 +33,11 @@ from wattcast.measure.steady_state import (
     take_window,
 )
 
-SIZE = 8192  # rows and columns of the weights: 134 MB in 16 bits, more than any L2 holds
-FEW_ROWS = 64  # of a product that waits for its weights, as decoding does
+SIZE = 8192  # rows and columns of the operands of a product at full load
+# a product that waits for its weights, as decoding does: 235 MB in 16 bits, more than any L2 holds
+FEW_ROWS = 8
+WIDTH = 28672
+DEPTH = 4096
 COPIED = 1 << 28  # elements: half a gigabyte read and half a gigabyte written
 WEIGHTS = 4  # matrices that are used in turn, so that none is found in L2
 NEEDED_BYTE = 3 << 30  # of device memory that must be free
@@ -40,36 +48,6 @@ IDLE_S = 3.0
 CONTEXT_S = 1.0  # after the start of CUDA, in which a card comes to rest
 BF16_SINCE = (8, 0)  # the first compute capability with tensor cores for it
 RULE = SettlingRule(settle_s=LOAD_S / 2, capped_settle_s=LOAD_S / 2, least_s=LOAD_S, longest_s=8.0)
-
-Operator = Mapping[str, Any]  # as workload JSON writes it
-
-
-@dataclass(frozen=True)
-class LoadFigures:
-    """A load as the card ran it."""
-
-    name: str
-    operator: Operator
-    latency_s: float
-    power_w: float
-    clock_hz: float
-    temperature_c: float | None
-    is_capped: bool  # the power limit held the clock down
-    flags: tuple[str, ...]
-    memory_w: float | None = None  # of the memory alone; None where the card does not tell
-
-
-@dataclass(frozen=True)
-class CardFigures:
-    """What was measured of a card and its host."""
-
-    identity: DeviceIdentity
-    idle_w: float
-    idle_clock_hz: float
-    idle_temperature_c: float | None
-    loads: tuple[LoadFigures, ...]
-    host_pass_s: float | None = None  # of the small model of ``host_timing``
-    host_words: str = ""  # how that was measured, or why not
 
 
 class LoadRunner(Protocol):
@@ -93,27 +71,28 @@ class LoadRunner(Protocol):
 
 def list_operators(dtype: str) -> dict[str, Operator]:
     """Return the loads by name, as operators to predict."""
-    weights = {"op": "linear", "n": SIZE, "k": SIZE, "dtype": dtype}
+    few_rows = {"m": FEW_ROWS, "n": WIDTH, "k": DEPTH}
+    square = {"m": SIZE, "n": SIZE, "k": SIZE}
     return {
         "copy": {"op": "copy", "n": COPIED, "dtype": dtype},
-        "product of few rows": {**weights, "m": FEW_ROWS},
-        "product": {**weights, "m": SIZE},
+        "product of few rows": {"op": "linear", **few_rows, "dtype": dtype},
+        "product": {"op": "linear", **square, "dtype": dtype},
     }
 
 
 def measure_card(
     say: Callable[[str], None],
-    recognise: Callable[[DeviceIdentity], object],
+    recognise: Callable[[str, str], object],
     open_runner: Callable[[], LoadRunner] | None = None,
 ) -> CardFigures:
     """Measure the first visible card: idle, three loads, and what launching costs its host.
 
-    ``recognise`` raises an error for a card that nothing can be compared with.
+    ``recognise`` takes its name and part number, and raises an error where nothing compares.
     """
     runner = (open_runner or TorchLoads)()
     with Sampler("nvml") as sampler:
         identity = sampler.identity
-        recognise(identity)
+        recognise(identity.name, identity.board)
         _check_card(runner, identity)
         time.sleep(CONTEXT_S)
         say(f"{identity.name}: idle")
@@ -123,16 +102,15 @@ def measure_card(
             say(f"{identity.name}: {name}")
             loads.append(_run_load(sampler, runner, name, operator))
     say("host: a small model whose operators are issued one by one")
-    host_pass_s, host_words = _time_host(runner)
-    idle_clock_hz = idle.samples.mean("sm_clock_hz")
     return CardFigures(
-        identity,
+        identity.name,
+        identity.uuid,
+        identity.board,
         idle.ticks.power_w,
-        idle_clock_hz or 0.0,
+        idle.samples.mean("sm_clock_hz") or 0.0,
         idle.samples.mean("temperature_c"),
         tuple(loads),
-        host_pass_s,
-        host_words,
+        _time_host(runner),
     )
 
 
@@ -225,12 +203,13 @@ def _read_figures(
     )
 
 
-def _time_host(runner: LoadRunner) -> tuple[float | None, str]:
-    """Return the time of a pass of a small model, or None and the reason."""
+def _time_host(runner: LoadRunner) -> HostPass:
+    """Return the time of a pass of a small model, or the reason why there is none."""
     try:
-        return runner.time_host()
+        seconds, words = runner.time_host()
     except Exception as error:  # of libraries that the watts do not need
-        return None, f"{type(error).__name__}: {error}"
+        return HostPass(None, TOKENS, f"{type(error).__name__}: {error}")
+    return HostPass(seconds, TOKENS, words)
 
 
 class TorchLoads:
@@ -264,14 +243,15 @@ class TorchLoads:
             source = torch.randn(COPIED, device="cuda", dtype=self._type)
             target = torch.empty_like(source)
             return lambda: target.copy_(source)
-        rows = FEW_ROWS if name == "product of few rows" else SIZE
-        inputs = torch.randn(rows, SIZE, device="cuda", dtype=self._type)
-        shape = (SIZE, SIZE)
+        operator = list_operators(self.dtype)[name]
+        rows, width, depth = (operator[size] for size in ("m", "n", "k"))
+        inputs = torch.randn(rows, depth, device="cuda", dtype=self._type)
         # small numbers, so that sums of 16 bits stay finite
         weights = [
-            torch.randn(shape, device="cuda", dtype=self._type) / SIZE**0.5 for _ in range(WEIGHTS)
+            torch.randn(width, depth, device="cuda", dtype=self._type) / depth**0.5
+            for _ in range(WEIGHTS)
         ]
-        output = torch.empty(rows, SIZE, device="cuda", dtype=self._type)
+        output = torch.empty(rows, width, device="cuda", dtype=self._type)
         place = [0]
 
         def multiply() -> None:

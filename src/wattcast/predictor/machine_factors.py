@@ -59,6 +59,8 @@ def _choose_host(told: float | None, cards: Sequence[OwnCard]) -> tuple[float, s
     if not factors:
         return 1.0, ""
     factor = average_factors(factors)
+    if factor == 1.0:
+        return factor, ""
     note = (
         f"this machine's host takes {factor:.2f} of the usual time to launch: measured "
         f"{_last_date(cards)} on an eager model, and taken for engines "
