@@ -221,7 +221,9 @@ def accelwattch(
             "simulator reads it."
         ),
     ] = None,
-    judge: Annotated[bool, Option("Also compare with operators that were never used.")] = False,
+    judge: Annotated[
+        bool, Option("Also compare with operators of the H200 that were never used.")
+    ] = False,
     refit: Annotated[bool, Option("Fit again to the database instead of what ships.")] = False,
 ) -> CommandOutput:
     """Write AccelWattch XML of a current GPU: energies fitted to our measurements, an interval
@@ -259,7 +261,12 @@ def accelwattch(
     lines = [f"{chip.name}: {chip.source}", *_list_energies(chip.values)]
     if judge:
         judged = measured_energies.judge_held_out(folder)
-        plain["held_out"] = vars(judged)
+        plain["held_out"] = vars(judged) | {"gpu": measured_energies.PARENT}
+        if chip.name != measured_energies.PARENT:
+            lines.append(
+                f"no counted operator of {chip.name} was measured: its own error is not known. "
+                f"That of the {measured_energies.PARENT.upper()}'s file, which it was carried from:"
+            )
         lines += _describe_held_out(judged)
     partly = (
         "note: without --base the file holds what Wattcast reads; a simulator needs "

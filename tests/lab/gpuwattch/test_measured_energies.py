@@ -260,3 +260,12 @@ def test_a_file_without_a_unit_keeps_no_measured_energy_back(monkeypatch) -> Non
     monkeypatch.setattr(measured, "_unscaled_table", without_fp64)
     with pytest.raises(BadInput, match="DPU_ACC has no energy"):
         measured.measured_architecture(chip)
+
+
+def test_a_carried_card_does_not_take_the_parents_error_for_its_own(call) -> None:
+    """``--judge`` of the A100's file printed the H200's errors without a word."""
+    carried = call("lab", "accelwattch", "a100-sxm-80gb", "--judge")
+    assert "its own error is not known" in carried.out
+    own = call("lab", "accelwattch", "h200", "--judge", "--json")
+    assert json.loads(own.out)["held_out"]["gpu"] == "h200"
+    assert "not known" not in own.out
