@@ -75,7 +75,7 @@ def test_cards_that_nothing_was_chosen_on_end_near_their_capped_oracles() -> Non
     assert np.mean(excess) < 0.08
 
 
-@pytest.mark.parametrize("goal", [Goal.ED2, Goal.ENERGY])
+@pytest.mark.parametrize("goal", [Goal.ED2, pytest.param(Goal.ENERGY, marks=pytest.mark.slow)])
 def test_measured_clocks_of_an_a100_end_near_their_capped_oracles(
     goal: Goal, reference: Path
 ) -> None:

@@ -68,7 +68,7 @@ from wattcast.workload.operator_base import load_functions
 from wattcast.workload.readers.from_huggingface import parse_huggingface
 from wattcast.workload.readers.from_json import graph_to_plain, parse_workload
 
-EXAMPLES = int(os.environ.get("WATTCAST_EXAMPLES", "12"))
+EXAMPLES = int(os.environ.get("WATTCAST_EXAMPLES", "6"))
 SEED = int(os.environ.get("WATTCAST_SEED", "29"))
 LONGEST_S = 10.0
 MOST_BYTE = 1 << 30

@@ -193,7 +193,7 @@ def test_no_memory_at_any_site(packing: Packing, is_thorough: bool) -> None:
 
 @pytest.mark.parametrize("packing", COMMANDS, indirect=True)
 @pytest.mark.parametrize("is_thorough", SCOPES)
-@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+@pytest.mark.parametrize("code", [pytest.param(errno.EIO, marks=pytest.mark.slow), errno.ENOSPC])
 def test_a_disk_that_fails_at_any_call(
     packing: Packing, is_thorough: bool, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
