@@ -21,6 +21,7 @@ from wattcast.calibrate.table_rows import (
 from wattcast.core.errors import BadInput
 from wattcast.hardware import load_gpu
 from wattcast.predictor.bundle import bundle_for
+from wattcast.predictor.kernel_phases import find_correction
 from wattcast.workload.operator_types import Linear
 
 GPU = load_gpu("h200")
@@ -167,6 +168,47 @@ def test_quantising_that_takes_most_of_a_row_is_fitted_to_it(
 ) -> None:
     seconds = refit_quantising(tmp_path, monkeypatch, predicted=predicted)
     assert (seconds is not None) is is_fitted
+
+
+@pytest.mark.parametrize(
+    ("latency_s", "own", "is_fitted"),
+    [(2e-4, 0.3, True), (2e-4, 0.6, False), (5e-5, 0.3, False)],
+)
+def test_quantising_is_fitted_where_the_product_leaves_most_of_a_long_row(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    latency_s: float,
+    own: float,
+    is_fitted: bool,
+) -> None:
+    """What is known of it may be far too little: vLLM 0.24 on Blackwell takes three times that."""
+    seconds = refit_quantising(
+        tmp_path,
+        monkeypatch,
+        predicted=0.2,
+        latency_s=latency_s,
+        own=own,
+    )
+    assert (seconds is not None) is is_fitted
+
+
+def test_long_rows_of_quantising_do_not_lengthen_its_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launch that a fit made longer would lengthen products of some microseconds by it."""
+    start = bundle_for(GPU)
+    group = "elementwise.engine.rows.quantize.token"
+    known = find_correction(group, start.corrections)
+
+    def refit(terms: Any, seconds: np.ndarray, clock_hz: Any, begin: Any) -> Any:
+        return replace(begin, compute=2.0 * begin.compute, fixed_s=10.0 * begin.fixed_s)
+
+    monkeypatch.setattr(table_fit, "refit_correction", refit)
+    lines = [f"cutlass,fp8,{64 * place},256,4096,0.2" for place in range(1, 31)]
+    table = read_tables([write_products(tmp_path, lines)], GPU)
+    fitted = table_fit.fit_beside(table, GPU, start, start).corrections[group]
+    assert fitted.compute == pytest.approx(2.0 * known.compute)
+    assert fitted.fixed_s == known.fixed_s
 
 
 @pytest.mark.parametrize(("latency_s", "is_fitted"), [(17e-6, False), (24e-6, True)])

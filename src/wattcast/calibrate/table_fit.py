@@ -321,6 +321,7 @@ def _sample_sibling(sibling: SiblingRows) -> ResidualSample:
     """Return what a sibling's own corrections leave of its rows, held-out shapes apart."""
     sample = _choose_rows(sibling.table, sibling.gpu)
     start = fit_cache_writes(sample.fitted, sibling.gpu, start_bundle(sibling.gpu))
+    start = fit_beside(sample.fitted, sibling.gpu, start, start)
     scaffold = _fit_scaffold(sample.fitted, sibling.gpu, start)
     count = len(scaffold.ratio)
     return ResidualSample(
@@ -518,7 +519,10 @@ def fit_beside(
     product_s = predict_with_bundle(fitted, table.rows, gpu, RUN_S)[:, 0]
     left_s = np.maximum(latency_s - product_s, TABLE.least_own_share * latency_s)
     predicted_s = predict_bursts_s(kernels, gpu, start)
-    is_dominant = predicted_s > TABLE.least_beside_share * latency_s
+    # by what is known of it, or since the product takes far less of a latency that is no launch's
+    is_work = latency_s > 1e-3 * _LONG_MS
+    likely_s = np.where(is_work, np.maximum(predicted_s, left_s), predicted_s)
+    is_dominant = likely_s > TABLE.least_beside_share * latency_s
 
     groups = np.array(kernels.work.kernel_family)
     corrections = dict(start.corrections)
@@ -554,7 +558,9 @@ def _refit_group(
     blended = blend_corrections(kernels.work, start.corrections)
     learned = predicted_s / terms.seconds(np.log(blended), clock_hz)
     begin = find_correction(group, start.corrections)
-    return refit_correction(terms, measured_s / learned, clock_hz, begin)
+    correction = refit_correction(terms, measured_s / learned, clock_hz, begin)
+    # rows this long do not tell how long a launch takes
+    return replace(correction, fixed_s=min(correction.fixed_s, begin.fixed_s))
 
 
 def _is_beside(table: TableRows, kind: str) -> Mask:
