@@ -22,6 +22,7 @@ class MadeUpJob:
     busy: float | None = None
     step_tokens: float | None = None
     wait_s: float | None = None
+    limit_w: float | None = None
     pause_every: int = 0  # logged steps, after which one takes ten times as long
     steps: int = 400
     every: int = 10  # steps between two lines
@@ -58,6 +59,8 @@ class MadeUpJob:
             line = {"_timestamp": float(time_s)}
             for gpu, power_w in enumerate(self.power_w):
                 line[f"system.gpu.{gpu}.powerWatts"] = draw.normal(power_w, 0.02 * power_w)
+                if self.limit_w is not None:
+                    line[f"system.gpu.{gpu}.enforcedPowerLimitWatts"] = self.limit_w
                 if self.busy is not None:
                     line[f"system.gpu.{gpu}.gpu"] = 100.0 * self.busy
             for gpu, clock_hz in enumerate(self.clock_hz):

@@ -109,9 +109,11 @@ def test_a_clock_tells_a_slow_card_from_a_low_clock(job: ExpectedJob, tmp_path: 
     predicted = PredictedJob(job, predict_job())
     plain = predicted.figures
     low = change_job(predicted, "clock", 0.6)
-    ran = MadeUpJob(low["step_s"], (low["power_w"],) * 4, (low["clock_hz"],) * 4)
-    assert check(job, ran, tmp_path).causes[0].name == "clock"
-    slow = MadeUpJob(1.5 * plain["step_s"], (plain["power_w"],) * 4, (plain["clock_hz"],) * 4)
+    ran = MadeUpJob(low["step_s"], (low["power_w"],) * 4, (low["clock_hz"],) * 4, limit_w=700.0)
+    names = [cause.name for cause in check(job, ran, tmp_path).causes]
+    assert names[0] == "clock"
+    assert "power limit" not in names, "GPUs that draw far less than their limit"
+    slow = MadeUpJob(2.2 * plain["step_s"], (plain["power_w"],) * 4, (plain["clock_hz"],) * 4)
     assert check(job, slow, tmp_path).causes[0].name in ("card", "attention")
     near = replace(run_as_predicted(), clock_hz=(0.94 * plain["clock_hz"],) * 4)
     assert not check(job, near, tmp_path).has_alarm

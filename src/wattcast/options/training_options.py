@@ -9,6 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core import Dtype, bad_value
 from wattcast.core.option_declaration import Option
 from wattcast.options.run_options import AttentionMode, SoftwareStack
@@ -24,6 +25,15 @@ MINIMISE = ("time", "energy", "cost")
 _RECIPE_PANEL = "The recipe"
 _SHARING_PANEL = "How GPUs share it (chosen where not given)"
 _LOSS_PANEL = "Hosts and pauses"
+
+
+class LossCoefficients(Coefficients):
+    """What jobs on several GPUs lose beside compute and exchanges."""
+
+    share: float  # of the compute time
+
+
+LOSSES = load_coefficients("training_losses", LossCoefficients)
 
 
 class Sharding(StrEnum):
@@ -193,7 +203,7 @@ class TrainingRecipe:
     loss_share: Annotated[
         float,
         Option("Share of compute lost to input and uneven clocks.", panel=_RECIPE_PANEL, unit=""),
-    ] = 0.05
+    ] = LOSSES.share
     expert_overlap: Annotated[
         float,
         Option(

@@ -20,6 +20,7 @@ from typing import Any
 
 from wattcast.core.errors import BadInput
 from wattcast.core.units import show
+from wattcast.serving.checking.check_coefficients import CHECK
 from wattcast.serving.checking.service_causes import FoundCause
 from wattcast.serving.checking.service_check import count_deviations
 from wattcast.training.checking.expected_job import ExpectedJob
@@ -114,7 +115,7 @@ def check_job(job: ExpectedJob, log: JobLog) -> JobCheck:
         logs = {figure.name: figure.log_ratio for figure in figures}
         sigmas = {figure.name: figure.sigma for figure in figures}
         causes = find_job_causes(PredictedJob(job, result), logs, sigmas)
-        causes = _put_logged_wait_first(causes, measured)
+        causes = _put_logged_wait_first(_rule_out_limit(causes, measured), measured)
     return JobCheck(job, result, measured, tuple(figures), tuple(findings), tuple(causes))
 
 
@@ -263,6 +264,15 @@ def _find_other_cards(gpus: tuple[MeasuredGpu, ...]) -> list[JobFinding]:
             )
             findings.append(JobFinding("card", sentence))
     return findings
+
+
+def _rule_out_limit(causes: list[FoundCause], measured: MeasuredJob) -> list[FoundCause]:
+    """Return causes without the power limit, where GPUs draw much less than the log's limit."""
+    if measured.limit_w is None or measured.power_w is None:
+        return causes
+    if measured.power_w >= CHECK.limit_share * measured.limit_w:
+        return causes
+    return [cause for cause in causes if cause.name != "power limit"]
 
 
 def _put_logged_wait_first(causes: list[FoundCause], measured: MeasuredJob) -> list[FoundCause]:

@@ -39,6 +39,7 @@ from wattcast.lab.validate.typed_commands import (
     answer_commands,
     make_file_name,
 )
+from wattcast.options.training_options import LOSSES
 from wattcast.training.train_job import TrainingResult, train
 from wattcast.training.training_coefficients import TRAINING
 from wattcast.workload.model_catalogue import (
@@ -434,7 +435,7 @@ def _recipe(row: dict[str, str]) -> dict[str, Any]:
         "dtype": _read_format(row),
         "gradient_byte": 2 if reduces_bf16 else 4,
         "fused_loss": is_tuned,
-        "loss_share": 0.0 if is_tuned else "5%",
+        "loss_share": 0.0 if is_tuned else LOSSES.share,
         "graphs": has_graphs or "token drop" in row["notes"],
         "expert_overlap": TRAINING.overlap if has_overlap else 0.0,
         "expert_copies": _sends_copies(row),
