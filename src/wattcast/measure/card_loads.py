@@ -176,7 +176,7 @@ def _count_calls(runner: LoadRunner, queue_call: Callable[[], None]) -> int:
         queue_call()
     last = runner.mark()
     last.synchronize()
-    call_s = first.elapsed_time(last) / 1e3 / FIRST_CALLS
+    call_s: float = first.elapsed_time(last) / 1e3 / FIRST_CALLS
     return max(round(CHUNK_S / max(call_s, 1e-6)), 1)
 
 
