@@ -56,8 +56,12 @@ def judge_table(
             *("engine_experts.oai_sharing_launches", "h200", "h200_sxm.vllm-0.24.0.moe"),
             *(60, 30, "bias", 0.03),
         ),
+        (
+            *("engine_products.weights_per_cycle", "a100-sxm-80gb"),
+            *("a100_sxm.trtllm-1.0.0.gemm", 100, 200, "bias", 0.015),
+        ),
     ],
-    ids=["large_tiles", "oai_sharing_launches"],
+    ids=["large_tiles", "oai_sharing_launches", "weights_per_cycle"],
 )
 def test_rows_of_a_table_that_depend_on_it_are_predicted_right(
     reference: Path,

@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from wattcast.calibrate.kernel_rows import read_plain_rows
+from wattcast.calibrate.kernel_rows import parse_operators, read_plain_rows
 from wattcast.hardware import load_gpu
 from wattcast.kernels import reference_chip
 from wattcast.kernels.families import product_tiles
@@ -63,3 +63,21 @@ def test_the_largest_tile_that_is_tried_on_ampere_is_the_largest_that_its_kernel
     areas = [label.tile_n * label.tile_m for label in labels if label and label.kind == "ampere"]
     tried = product_tiles._TRIED_N * product_tiles._TRIED_M
     assert tried[tried <= product_tiles.TILES.largest_ampere_area].max() == max(areas)
+
+
+def test_tiles_with_a_side_below_32_are_for_products_of_a_few_hundred_rows() -> None:
+    """None of the larger products that an H200 ran took such a tile."""
+    rows = {
+        f"{row['operator']} {row['layout']} {row['detail']}": row
+        for row in read_plain_rows("h200")
+        if row["family"] in ("linear", "bmm") and row.get("kernel_names") and not row["error"]
+    }
+    ops = parse_operators([row["operator"] for row in rows.values()], "h200")
+    sides = []
+    for op, row in zip(ops, rows.values(), strict=True):
+        label = find_label(row["kernel_names"])
+        has_tile = label is not None and label.kind in ("hopper", "ampere", "turing")
+        if has_tile and min(op.m, op.n) > 320:
+            sides.append(min(label.tile_n, label.tile_m))
+    assert len(sides) > 1000
+    assert min(sides) >= product_tiles.TILES.slim_side

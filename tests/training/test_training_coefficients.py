@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,12 @@ from wattcast.lab.validate.public_checks.training_checks import (
     read_training_rows,
 )
 from wattcast.options.training_options import TrainingRecipe
+from wattcast.training import step_time
 from wattcast.training.microbatch import _as_generated, trace_microbatch
 from wattcast.training.step_time import host_byte_per_s, overlapped_s
 from wattcast.training.train_job import TrainingResult, relative_interval, widen_interval
 from wattcast.training.training_report import recommend_limit
+from wattcast.training.training_strategy import Sharding, TrainingStrategy
 from wattcast.workload.model_catalogue import load_model
 from wattcast.workload.operator_types import Collective, Elementwise, Softmax
 
@@ -145,3 +148,25 @@ def test_users_lose_as_much_as_published_families_do(reference: Path) -> None:
         ratios.append(result.tokens_per_s / result.gpus / float(row["tokens_per_s_per_gpu"]))
     assert len(ratios) >= 8
     assert abs(np.median(ratios) - 1.0) < 0.04
+
+
+def test_sharded_weights_are_gathered_beside_half_of_the_backward_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The other half of the pass has the gradients beside it. A gather of two fifths of the pass hides
+    as well as beside all of it, one of three fifths does not.
+    """
+    stage: Any = SimpleNamespace(backward_s=np.array([1.0]))
+    work: Any = SimpleNamespace(sections=())
+    links: Any = None
+    strategy = TrainingStrategy(dp=8, sharding=Sharding.ZERO2)
+
+    def gather(seconds: float) -> float:
+        monkeypatch.setattr(step_time, "_replica_exchange_s", lambda *_: seconds)
+        return float(step_time._exposed_sync_s(stage, work, TrainingRecipe(), strategy, links))
+
+    def hide(seconds: float) -> float:
+        return float(overlapped_s(np.asarray(1.0), seconds)) - 1.0
+
+    assert gather(0.4) == pytest.approx(hide(0.4))
+    assert gather(0.6) > hide(0.6) + 0.05
