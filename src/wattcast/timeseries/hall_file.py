@@ -56,6 +56,14 @@ class IdleKind(StrEnum):
     LOADED = "loaded"  # a model in memory, no requests
 
 
+class JobStart(StrEnum):
+    """How the jobs of a group lie to one another in time."""
+
+    RANDOM = "random"  # as chance has it
+    TOGETHER = "together"  # steps and checkpoints of all begin at once
+    STAGGERED = "staggered"  # those of each a share of a step and of the time between later
+
+
 class _ServeFile(msgspec.Struct, forbid_unknown_fields=True):
     model: str
     rate: str
@@ -73,6 +81,8 @@ class _TrainFile(msgspec.Struct, forbid_unknown_fields=True):
     checkpoint_takes: str = "60s"
     failures_per_gpu_day: float = 0.0
     restart: str = "10min"
+    start: str = "random"
+    floor: str | float = 0.0
     options: dict[str, Any] = {}
 
 
@@ -138,6 +148,9 @@ class TrainingLoad:
     failures_per_gpu_day: float
     restart_s: float
     options: dict[str, Any]
+    start: JobStart = JobStart.RANDOM
+    # share of its power limit below which no GPU of a job falls that waits or writes a checkpoint
+    floor: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -360,6 +373,10 @@ def _read_training(
         if name in file.options:
             expected = "options that the file of the hall does not decide itself"
             raise bad_value(f"{where}: options", expected, name)
+    check_names(f"{where}: start", file.start, list(JobStart))
+    floor = units.parse(str(file.floor), "", f"{where}: floor")
+    if not 0.0 <= floor <= 1.0:
+        raise bad_value(f"{where}: floor", "a share of the power limit, from 0 to 1", file.floor)
     return TrainingLoad(
         file.model,
         file.jobs,
@@ -368,6 +385,8 @@ def _read_training(
         file.failures_per_gpu_day,
         _read_span(file.restart, f"{where}: restart"),
         dict(file.options),
+        JobStart(file.start),
+        floor,
     )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from wattcast.core.arrays import Array
 from wattcast.timeseries.governor_ripple import RIPPLE, overshoot_after_pause_j
-from wattcast.timeseries.hall_file import TrainingLoad
+from wattcast.timeseries.hall_file import JobStart, TrainingLoad
 from wattcast.timeseries.job_power import (
     HeldPower,
     find_power_limit,
@@ -130,12 +130,16 @@ def plan_steps(
         tokens="1T",
         **options,
     )
-    return _trace_step(result)
+    return _trace_step(result, load.floor)
 
 
-def _trace_step(result: TrainingResult) -> JobSteps:
+def _trace_step(result: TrainingResult, floor: float) -> JobSteps:
+    """Return one step of a job whose GPUs never draw less than a share of their power limit."""
     spans_s, watts, states = list_step_pieces(result)
-    waiting_w = float(result.step.waiting_w)
+    limit_w, *_ = result.curve[0]
+    least_w = floor * limit_w
+    watts = np.maximum(watts, least_w)
+    waiting_w = max(float(result.step.waiting_w), least_w)
     curve = join_pieces(
         spans_s,
         (watts * spans_s)[:, np.newaxis],
@@ -159,14 +163,18 @@ def draw_job(
     steps: JobSteps,
     key: tuple[int, ...],
 ) -> JobTimeline:
-    """Draw a day of a job; the same key gives the same one.
+    """Draw a day of a job; the same key gives the same one, and ends with the number of the job.
 
-    Failures come at random (Poisson) at the rate of all its GPUs together. The job then restarts
+    Jobs that start together or staggered lie so to one another until the first failure. Failures come at random (Poisson) at the rate of all its GPUs together. The job then restarts
     from its last checkpoint, and runs what was lost again.
     """
     random = np.random.default_rng(key)
     phase_s = float(random.random()) * steps.step_s
     next_checkpoint_s = float(random.random()) * load.checkpoint_every_s
+    if load.start is not JobStart.RANDOM:
+        share = (key[-1] % load.jobs) / load.jobs if load.start is JobStart.STAGGERED else 0.0
+        phase_s = share * steps.step_s
+        next_checkpoint_s = (1.0 - share) * load.checkpoint_every_s
     failures_per_s = load.failures_per_gpu_day * steps.gpus / SECONDS_A_DAY
     pieces: list[tuple[float, int]] = []
     now_s = 0.0
