@@ -71,7 +71,6 @@ CARDS = (
 # cards of the same processor, whose rows a card learns from besides its own
 _SIBLINGS = {
     "b200": ("gb200",),
-    "gb200": ("gb300",),
     "b300": ("gb300",),
     "h100-sxm:trtllm": ("h200",),
     "h200:trtllm": ("h100-sxm",),
