@@ -35,7 +35,11 @@ from wattcast.calibrate.scoring import (
     Tell,
     make_ledger_row,
 )
-from wattcast.calibrate.table_fit import describe_work, predict_tables_s
+from wattcast.calibrate.table_fit import (
+    describe_work,
+    forecast_tables_s,
+    predict_tables_s,
+)
 from wattcast.calibrate.table_rows import TableRows, read_tables
 from wattcast.core.arrays import Array, Mask
 from wattcast.core.measured_rows import Plain
@@ -328,9 +332,11 @@ def _kernel_set(
 ) -> KernelSet:
     timeline = analyse_rows(bundle, table.rows, gpu)
     reasons = find_unmeasured(timeline, bundle)
-    ratio = {
-        "latency": np.log(table.rows.column("latency_s") / predict_tables_s(table, gpu, bundle))
-    }
+    if bundle.status is FitStatus.FORECAST:
+        predicted_s = forecast_tables_s(table, gpu, bundle)
+    else:
+        predicted_s = predict_tables_s(table, gpu, bundle)
+    ratio = {"latency": np.log(table.rows.column("latency_s") / predicted_s)}
     predicted = predict_with_bundle(bundle, table.rows, gpu) if name.endswith("sustained") else None
     if predicted is not None:
         ratio["power"] = np.log(table.rows.column("power_w") / predicted[:, 1])
