@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 import wattcast
-from wattcast.web.assistant_tools import TOOLS, make_server
 
 if find_spec("mcp") is None:  # tests import it, which takes seconds
     pytest.skip("no mcp: pip install 'wattcast[mcp]'", allow_module_level=True)
@@ -21,6 +20,13 @@ if find_spec("mcp") is None:  # tests import it, which takes seconds
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 LLAMA_70B = {"workload": "meta-llama/Llama-3.1-70B-Instruct", "gpu": "h100-sxm", "phase": "decode"}
 PLAN = {"model": "llama3-8b", "rate": "20/s", "prompt": 1000, "output": 300}
+
+
+def make_server() -> Any:
+    """Return a server of the tools, imported by the worker that needs it."""
+    from wattcast.web import assistant_tools
+
+    return assistant_tools.make_server()
 
 
 def ask(server: Any, *calls: tuple[str, dict[str, Any]]) -> list[Any]:
@@ -36,6 +42,8 @@ def ask(server: Any, *calls: tuple[str, dict[str, Any]]) -> list[Any]:
 
 def test_the_tools_are_the_verbs_with_schemas_of_their_options() -> None:
     from mcp import Client
+
+    from wattcast.web.assistant_tools import TOOLS
 
     async def run() -> Any:
         async with Client(make_server()) as client:
