@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import sys
+import importlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-
-torch = pytest.importorskip("torch", reason="PyTorch (CPU build) is not installed")
-pytest.importorskip("transformers", reason="transformers is not installed")
-sys.path.insert(0, str(Path(__file__).parents[2] / "studies" / "training_rows"))
-
-import measure_training_rows as study
-from test_whole_models import CpuDevice
 
 from standin import StandIn
 from wattcast.core.measured_rows import ModelRow, row_from_plain
@@ -27,14 +21,25 @@ VARIANTS = ("qlora-llama3", "selective", "accumulate-qwen3", "adamw8bit-llama3",
 
 
 @pytest.fixture
+def study(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The study, imported by the worker that needs it: PyTorch and transformers take seconds."""
+    pytest.importorskip("torch", reason="PyTorch (CPU build) is not installed")
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "studies" / "training_rows")
+    return importlib.import_module("measure_training_rows")
+
+
+@pytest.fixture
 def campaign(standin: StandIn, tmp_path: Path) -> Iterator[Campaign]:
+    from test_whole_models import CpuDevice
+
     with Sampler("nvml") as sampler:
         bench = OperatorBench(CpuDevice(), sampler, "run-1", rule=SettlingRule(longest_s=3.0))
         yield Campaign(bench, tmp_path, float("inf"))
 
 
 @pytest.mark.slow
-def test_every_variant_takes_steps(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_variant_takes_steps(study: Any, capsys: pytest.CaptureFixture[str]) -> None:
     for name in VARIANTS:
         study.run_dry(study.read_training_plan(only=name)[:1])
     lines = [line for line in capsys.readouterr().err.splitlines() if "losses" in line]
@@ -43,7 +48,7 @@ def test_every_variant_takes_steps(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_row_comes_out_whole_with_a_launched_one(
-    campaign: Campaign, monkeypatch: pytest.MonkeyPatch
+    study: Any, campaign: Campaign, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = next(
         spec for spec in study.read_training_plan() if spec.id.startswith("accumulate-qwen3")
