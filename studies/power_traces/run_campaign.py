@@ -2,7 +2,6 @@
 
 Run on a node with vLLM 0.25.1, PyTorch and transformers 5, from the root of the repository:
 
-    PYTHONPATH=src:studies/training_rows python studies/power_traces/run_campaign.py one --out rows-one
     PYTHONPATH=src:studies/training_rows python studies/power_traces/run_campaign.py two --out rows-two
 
 ``--dry`` prints the commands and the seconds they may take. The same command continues where another
@@ -20,6 +19,7 @@ What is asked, before it is measured:
   ``judge_power_traces.py``, with the machine told and with nothing told. Both tables are kept.
 - Temperatures and the memory's watts are kept by the second. If the factor of a card's watts follows
   its temperature over cards (1.6 W for a degree are known from kernels), it is a law and no level.
+- The plan of the first card was measured on 19 November 2026, and its runs are among those judged.
 - No clock, limit or mode is changed, and no other program runs on the card.
 """
 
@@ -69,10 +69,6 @@ class CardPlan:
 
 
 PLANS = {
-    "one": CardPlan(
-        (REFERENCE, "ernie-4.5-21b-a3b:brief+tide+rounds+crowd", "gemma-3-4b:brief+tide+pauses"),
-        TrainingJob("smollm3-3b", batch=4, accumulation=3, every=7),
-    ),
     "two": CardPlan(
         (REFERENCE, "moonlight-16b-a3b:brief+tide+rounds", "phi-4-fp8-kv8:brief+tide+pauses+crowd"),
         TrainingJob("gemma-2b", batch=4, accumulation=4, every=5),
