@@ -17,6 +17,7 @@ import wattcast
 from wattcast.core.errors import BadInput, ExitCode, WattcastError
 from wattcast.hardware import Gpu
 from wattcast.options.serving_options import parse_pools
+from wattcast.options.setting_options import MachineOptions
 from wattcast.predictor.prices import parse_prices
 from wattcast.serving import (
     capacity_plan,
@@ -40,6 +41,7 @@ from wattcast.workload.readers import load_workload
 
 # the l40s has no links but PCIe, so that pipelines are tried
 GPUS = ("h100-sxm", "h200", "l40s", "b200", "mi300x")
+USUAL = MachineOptions()  # no host and no card is told
 
 
 def make_up_costs(monkeypatch: pytest.MonkeyPatch, random: np.random.Generator) -> None:
@@ -47,7 +49,10 @@ def make_up_costs(monkeypatch: pytest.MonkeyPatch, random: np.random.Generator) 
     by_gpu = {name: random.uniform(0.5, 2.0, 4) for name in GPUS}
     experts, fewest = random.uniform(0.7, 1.3), int(random.choice([1, 1, 1, 4, 16]))
 
-    def tabulate(model: object, gpu: Gpu, options: ModelOptions, *_: object) -> StepCosts:
+    def tabulate(
+        model: object, gpu: Gpu, options: ModelOptions, *_: object, machine: MachineOptions = USUAL
+    ) -> StepCosts:
+        assert machine == USUAL
         if options.gpu_count < fewest:
             raise WattcastError(f"weights of {100 * fewest} GB leave no room.")
         step, token, power, memory = by_gpu[gpu.name]
@@ -71,7 +76,10 @@ def make_up_costs(monkeypatch: pytest.MonkeyPatch, random: np.random.Generator) 
         seconds = [row[: costs.clocks] for row in rows]
         return LoneRequest(costs.clock_hz, *seconds)
 
-    def predict_largest(model: object, gpu: Gpu, options: ModelOptions) -> TokenCost:
+    def predict_largest(
+        model: object, gpu: Gpu, options: ModelOptions, power_factor: float
+    ) -> TokenCost:
+        assert power_factor == 1.0, "no card was remembered, and none is told"
         costs = tabulate(model, gpu, options)
         return TokenCost(costs.clock_hz, costs.tokens[-1] / (len(costs.tokens) - 1))
 
