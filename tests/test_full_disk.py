@@ -190,6 +190,11 @@ COMMANDS = {
     "report": ("report", *PREDICT, "--out", "out/report.html"),
     "predict power": ("predict", *PREDICT, "--power-out", "out/power.csv"),
     "simulate power": ("simulate", *SIMULATE, "--power-out", "out/power.parquet"),
+    "train job": (
+        *("train", "gpt2", "--gpu", "h100-sxm", "--gpus", "2", "--tokens", "1M"),
+        "--write",
+        "out/job.json",
+    ),
     "train power": (
         *("train", "gpt2", "--gpu", "h100-sxm", "--gpus", "2", "--tokens", "1M"),
         *("--power-out", "out/power.csv"),
@@ -243,6 +248,8 @@ READS = (
         "--components",
         "--config",
         "--counters",
+        "--log",
+        "--source",
     ),
     *(
         "--done",

@@ -219,7 +219,7 @@ class TorchLoads:
         try:
             import torch
         except ImportError:
-            raise MissingTool("measuring a card needs PyTorch: pip install torch.") from None
+            raise MissingTool("measuring a card needs PyTorch; torch is missing.") from None
         if not torch.cuda.is_available():
             raise BadInput(
                 "no CUDA device here. Run `wattcast doctor --card` on the machine with the GPU, or "
