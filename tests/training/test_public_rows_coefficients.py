@@ -46,12 +46,7 @@ def compare(rows: list[Row]) -> Array:
         ("tensor_overlap", "mbridge", "H100", "llama3", 4, 0.036),
         ("expert_host", "mbridge", "H100", "qwen3", 3, 0.2),
         ("blackwell_attention", "mbridge", "GB200", "llama3", 5, 0.066),
-        pytest.param(
-            *("blackwell_attention", "mbridge", "GB200", "llama3", 5, BIAS),
-            marks=pytest.mark.xfail(
-                strict=True, reason="chosen on forecasts; the GB200 is calibrated since: -3.8 %"
-            ),
-        ),
+        ("blackwell_attention", "mbridge", "GB200", "llama3", 5, BIAS),
     ],
     ids=[
         "persistent_slowed",

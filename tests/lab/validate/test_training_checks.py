@@ -32,10 +32,6 @@ def test_dimensions_give_the_published_number_of_weights(rows: dict[str, dict[st
         ), name
 
 
-@pytest.mark.xfail(
-    reason="10.8 % too fast: not the clock, since 66 runs of llm-foundry on A100s are 5.6 % off",
-    strict=True,
-)
 def test_runs_of_7b_models_on_a100_come_out_within_a_tenth(rows: dict[str, dict[str, str]]) -> None:
     """InternEvo ran one model on 8 to 1,024 GPUs; these rows chose the overlaps, so this shows
     consistency only.
