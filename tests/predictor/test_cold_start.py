@@ -83,9 +83,13 @@ def test_importing_wattcast_costs_next_to_nothing(costs: Callable[[], dict[str, 
     assert costs()["import numpy, wattcast"] - costs()[NUMPY] <= 0.050
 
 
+@pytest.mark.slow
 def test_a_cold_prediction_costs_less_than_half_a_second(
     costs: Callable[[], dict[str, float]],
 ) -> None:
+    """At night: one commit took 0.45 and 0.59 s on one machine within a day. The number of modules
+    is what the usual run counts.
+    """
     assert costs()[PREDICT] - costs()[NUMPY] <= MOST_S
 
 
