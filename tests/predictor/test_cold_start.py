@@ -16,7 +16,7 @@ from functools import cache
 
 import pytest
 
-pytestmark = [pytest.mark.realtime, pytest.mark.alone]
+pytestmark = pytest.mark.alone
 RUNS = 5
 MOST_S, MOST_MODULES, ROUNDS = 0.45, 130, 6
 NUMPY = "import numpy"
@@ -79,6 +79,7 @@ def measure_costs(environment: dict[str, str]) -> dict[str, float]:
     return least
 
 
+@pytest.mark.realtime
 def test_importing_wattcast_costs_next_to_nothing(costs: Callable[[], dict[str, float]]) -> None:
     assert costs()["import numpy, wattcast"] - costs()[NUMPY] <= 0.050
 
@@ -93,16 +94,19 @@ def test_a_cold_prediction_costs_less_than_half_a_second(
     assert costs()[PREDICT] - costs()[NUMPY] <= MOST_S
 
 
+@pytest.mark.realtime
 def test_ending_a_command_costs_next_to_nothing(compiled: tuple[dict[str, str], set[str]]) -> None:
     """Python took its modules and classes apart at the end, 0.13 s of a prediction's 0.7."""
     assert min(measure_end(compiled[0]) for _ in range(3)) <= 0.050
 
 
+@pytest.mark.realtime
 def test_a_prediction_imports_no_heavy_library(compiled: tuple[dict[str, str], set[str]]) -> None:
     modules = {name.split(".")[0] for name in compiled[1]}
     assert not modules & {"scipy", "polars", "matplotlib", "sklearn", "torch", "pandas", "pyarrow"}
     assert "numpy" in modules
 
 
+@pytest.mark.realtime
 def test_a_prediction_walks_few_of_our_modules(compiled: tuple[dict[str, str], set[str]]) -> None:
     assert len([name for name in compiled[1] if name.split(".")[0] == "wattcast"]) <= MOST_MODULES
