@@ -10,6 +10,7 @@ from importlib.resources import files
 import numpy as np
 import pytest
 
+from wattcast.coefficients.coefficient_files import change_coefficient
 from wattcast.control import hd7970
 from wattcast.control.hd7970 import perturb_simulation
 from wattcast.control.plants import PlantTables
@@ -174,3 +175,50 @@ def test_perturbed_plants_differ_and_repeat(tables: PlantTables) -> None:
     assert not np.allclose(one.time_s, other.time_s)
     assert not np.allclose(one.power_w, tables.power_w)
     assert set(plant.work) >= {"valu_s", "thrash"}
+
+
+SEEDS = range(24)
+SLOWEST, FASTEST = 0, -1  # of the settings
+
+
+def perturb_cards() -> list[PlantTables]:
+    plant = hd7970.load_simulation()
+    return [perturb_simulation(plant, seed) for seed in SEEDS]
+
+
+def test_times_of_perturbed_kernels_scatter_by_a_seventh(tables: PlantTables) -> None:
+    ratios = [card.time_s[:, FASTEST] / tables.time_s[:, FASTEST] for card in perturb_cards()]
+    assert 0.115 < np.log(ratios).std(axis=0).mean() < 0.155
+
+
+def test_watts_of_perturbed_cards_scatter_by_a_seventh() -> None:
+    """At the slowest setting, where the coefficients of a board alone decide."""
+    powers_w = [card.power_w[:, SLOWEST].mean() for card in perturb_cards()]
+    assert 0.125 < np.log(powers_w).std() < 0.175
+
+
+def test_what_perturbed_memory_says_of_itself_scatters_by_a_tenth(tables: PlantTables) -> None:
+    usual = tables.counters["icActivity"][:, FASTEST]
+    ratios = [card.counters["icActivity"][:, FASTEST] / usual for card in perturb_cards()]
+    assert 0.076 < np.median(np.abs(np.log(ratios))) < 0.1
+
+
+def test_counters_of_perturbed_cards_scatter_by_a_twentieth(tables: PlantTables) -> None:
+    """Lanes in use depend on the kernel alone, which is perturbed besides."""
+    usual = tables.counters["VALUUtilization"][:, FASTEST]
+    with change_coefficient("rehearsals.demand_spread", 0.0):
+        cards = perturb_cards()
+    logs = np.log([card.counters["VALUUtilization"][:, FASTEST] / usual for card in cards])
+    assert 0.043 < logs[:, usual < 90.0].std() < 0.057
+
+
+def test_no_perturbed_memory_reaches_its_peak_rate(tables: PlantTables) -> None:
+    """A program that reads memory alone, at its lowest clock: the rate of most cards decides."""
+    place = tables.kernels.index("DeviceMemory.ReadGlobal")
+    units, cores, memories = tables.lattice.shape
+    slow_memory = np.ravel_multi_index((units - 1, cores - 1, 0), (units, cores, memories))
+    with change_coefficient("rehearsals.demand_spread", 0.0):
+        cards = perturb_cards()
+    shortest_s = min(card.time_s[place, slow_memory] for card in cards)
+    efficiency = hd7970.load_simulation().card["efficiency"]
+    assert 0.9 < efficiency * tables.time_s[place, slow_memory] / shortest_s < 1.02

@@ -212,3 +212,56 @@ def test_a_clock_reacts_an_interval_and_two_changes_of_clocks_later() -> None:
     """A clock takes some 0.1 s to change; what comes after a look waits for the next one."""
     keeper = make_keeper()
     assert 0.1 < queue_keeper.QUEUE.reaction_s - keeper.interval_s < 0.3
+
+
+@pytest.mark.parametrize(("longer", "forecasts"), [(1.08, 1), (1.12, 2)])
+def test_a_forecast_is_made_anew_when_prompts_are_a_ninth_longer(
+    longer: float, forecasts: int
+) -> None:
+    made = []
+    keeper = make_keeper()
+    keeper.forecast = lambda prompt, output: made.append(prompt) or forecast()  # type: ignore
+    for prompt in (PROMPT, longer * PROMPT):
+        keeper._renew_forecast(_Load(1.0, 1.0, prompt, 100.0, 1.0))
+    assert len(made) == forecasts
+
+
+def measure_scales(steps: float, prompts: float) -> tuple[float, float]:
+    """Return what a keeper believes that saw steps and prompts of so many times their forecast."""
+    keeper = make_keeper()
+    shares = np.array([(share, 1.0 - share) for share in (0.1, 0.3, 0.5, 0.7, 0.9)])
+    x, y = (shares / (steps, prompts)).T
+    sums = [np.ones(5), x * x, x * y, y * y, x, y]
+    keeper._sums = 1e4 * np.array([each.mean() for each in sums])
+    return keeper.scales
+
+
+def test_steps_are_believed_between_half_of_their_forecast_and_twice_as_much() -> None:
+    """Beyond, the engine did something else than its steps say."""
+    assert measure_scales(1.6, 1.0)[0] == pytest.approx(1.6, rel=0.05)
+    assert 1.7 < measure_scales(5.0, 1.0)[0] < 2.3
+    assert 0.4 < measure_scales(0.1, 1.0)[0] < 0.6
+
+
+def test_prompts_are_believed_between_a_twentieth_of_their_forecast_and_three_times_as_much() -> (
+    None
+):
+    """Those that are found in a prefix cache take next to nothing."""
+    assert measure_scales(1.0, 0.2)[1] == pytest.approx(0.2, rel=0.05)
+    assert 0.04 < measure_scales(1.0, 0.01)[1] < 0.06
+    assert 2.5 < measure_scales(1.0, 9.0)[1] < 3.5
+
+
+def test_first_tokens_of_sixteen_requests_tell_as_much_as_two_alone() -> None:
+    """Those of a burst wait for each other; times per token tell as much as four alone."""
+
+    def learn_spread(place: int, count: float) -> float:
+        margin = make_keeper()._margins[place]
+        before = margin.squares
+        slow = LatencyHistogram((0.1, 0.2, math.inf), (count,) * 3, count * 0.08)
+        margin.learn(slow, 0.02, 0.0)
+        return margin.squares - before
+
+    for place, independent in enumerate((2.0, 4.0)):
+        alone = learn_spread(place, 1.0)
+        assert learn_spread(place, 16.0) / alone == pytest.approx(independent, rel=0.15)

@@ -23,6 +23,7 @@ from wattcast.control.serving_control import (
     ServingLimits,
     parse_engine_metrics,
 )
+from wattcast.control.serving_rehearsal import ServingPlant
 from wattcast.control.traffic_rehearsal import (
     KINDS_OF_STEP,
     count_kept_of_top,
@@ -273,6 +274,36 @@ def test_a_plant_differs_from_the_forecast_by_a_fifth_at_most(engine: list[StepC
     assert np.ptp(values, axis=0).max() > 0.1  # kinds of steps differ from each other
     again = perturb_costs(top, 3)
     assert np.array_equal(again.decode, perturb_costs(top, 3).decode)
+
+
+def test_costs_of_a_plant_scatter_by_a_tenth(engine: list[StepCosts]) -> None:
+    factors = []
+    for seed in range(40):
+        plant = perturb_costs(engine[-1], seed)
+        ratio = plant.decode[..., 0].max() / engine[-1].decode[..., 0].max()
+        factors.append(ratio)
+    assert 0.085 < np.std(factors) < 0.111
+
+
+def test_a_clock_that_was_asked_for_is_there_a_tenth_of_a_second_later(
+    engine: list[StepCosts], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played: list[tuple[float, int]] = []
+    advance = ServingPlant.advance
+
+    def remember(plant: ServingPlant, to_s: float, level: int) -> None:
+        played.append((to_s, level))
+        advance(plant, to_s, level)
+
+    monkeypatch.setattr(ServingPlant, "advance", remember)
+    trace = draw_trace(4.0, 512, 128, "poisson", 3.0, seed=1)
+    serve_traffic(engine, trace, ServingLimits(1.0, 0.05), lambda *_: 0)
+    top = len(engine) - 1
+    assert played[0] == (1.0, top)
+    later_s, level = played[1]
+    assert level == top
+    assert 1.08 < later_s < 1.12
+    assert played[2] == (2.0, 0)
 
 
 def test_bursts_are_served_within_limits_at_less_energy(engine: list[StepCosts]) -> None:

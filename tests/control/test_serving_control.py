@@ -12,6 +12,7 @@ import pytest
 from wattcast.control.live_control import control_serving
 from wattcast.control.live_plant import LivePlant
 from wattcast.control.plants import Knob, KnobRole, Lattice
+from wattcast.control.rehearsal_coefficients import REHEARSAL
 from wattcast.control.serving_control import (
     EngineReading,
     LatencyHistogram,
@@ -22,7 +23,6 @@ from wattcast.control.serving_control import (
     read_engine_metrics,
 )
 from wattcast.control.serving_rehearsal import (
-    KEPT,
     LEVEL_SHARES,
     build_clock_levels,
     make_keeper,
@@ -281,7 +281,7 @@ def find_served_load(by_level: list[StepCosts], limits: ServingLimits) -> float:
     for share in np.arange(0.98, 0.5, -0.02):
         traces = [draw_trace(share * throughput, seconds=3600.0, seed=seed) for seed in OTHER_SEEDS]
         tops = [serve_at_levels(by_level, trace, limits, len(by_level) - 1) for trace in traces]
-        if np.mean([top.minutes_kept for top in tops]) >= KEPT:
+        if np.mean([top.minutes_kept for top in tops]) >= REHEARSAL.oracle_kept:
             return float(share * throughput)
     raise AssertionError("the highest clock keeps the limits at no load")
 

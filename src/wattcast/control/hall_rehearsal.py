@@ -49,7 +49,6 @@ from wattcast.timeseries.node_power import wall_power_w
 
 EVENTS = ("breaker", "daemon", "cap", "restore")
 LEAST_EVENT_S = round(REHEARSAL.event_least_s)
-CAP_SHARE = 0.85  # of the budget, that a cap leaves by default
 BURST_S = round(REHEARSAL.burst_s)
 CARD_RAMP_W_PER_S = SitePlan.ramp_w_per_s
 ALLOWED_S = REHEARSAL.allowed_s
@@ -346,7 +345,7 @@ def rehearse_hall(
     if budget_w is None:
         expected = "a budget (--site-power), or a limit of the hall in its file (limits: hall)"
         raise bad_value("hall", expected, "neither")
-    cap_w = CAP_SHARE * budget_w if cap_w is None else cap_w
+    cap_w = REHEARSAL.cap_share * budget_w if cap_w is None else cap_w
     if not 0 < cap_w < budget_w:
         raise bad_value(
             "--event-cap", f"less than the budget of {units.show(budget_w, 'W')}", cap_w

@@ -25,6 +25,7 @@ from wattcast.control.plants import (
     Lattice,
     PlantTables,
 )
+from wattcast.control.rehearsal_coefficients import REHEARSAL
 from wattcast.core import bad_value, units
 from wattcast.core.arrays import Array
 from wattcast.core.strict_files import read_shipped_yaml
@@ -347,11 +348,7 @@ def _phase_demand(
     return demand
 
 
-# Standard deviations of the logarithm of each kind of number, for perturbed cards.
-DEMAND_SPREAD = 0.15  # what kernels ask for, kernel by kernel
-POWER_SPREAD = 0.15  # power coefficients
-PATH_SPREAD = 0.10  # latencies, widths and efficiency of the memory path
-COUNTER_SPREAD = 0.05  # counters, kernel by kernel
+PERCENT = 100.0  # the largest value of a counter of shares of the time
 RANGES = {
     "occupancy": (0.1, 1.0),
     "divergence": (0.0, 0.95),
@@ -370,20 +367,22 @@ def perturb_simulation(plant: SimulatedHd7970, seed: int) -> PlantTables:
         if name == "limit_w":  # is told by the maker
             card[name] = number
             continue
-        spread = POWER_SPREAD if name.endswith("_w") else PATH_SPREAD
+        spread = REHEARSAL.power_spread if name.endswith("_w") else REHEARSAL.path_spread
         card[name] = number * float(np.exp(spread * rng.standard_normal()))
-    card["efficiency"] = min(card["efficiency"], 0.95)
+    card["efficiency"] = min(card["efficiency"], REHEARSAL.most_efficiency)
     names, which = np.unique(plant.kernels, return_inverse=True)
     work: dict[str, Array] = {}
     for name, value in plant.work.items():
         if name not in ("work", "fits"):
-            value = value * np.exp(DEMAND_SPREAD * rng.standard_normal(len(names)))[which]
+            value = value * np.exp(REHEARSAL.demand_spread * rng.standard_normal(len(names)))[which]
         work[name] = np.clip(value, *RANGES[name]) if name in RANGES else value
     perturbed = replace(plant, card=card, work=work)
     tables = perturbed.build_tables(f"hd-7970 perturbed {seed}")
     counters = {}
     for name, table in tables.counters.items():
-        factor = np.exp(COUNTER_SPREAD * rng.standard_normal(len(names)))[which][:, np.newaxis]
-        most = 1.0 if name in ("NormVGPR", "NormSGPR", "icActivity") else 100.0
+        factor = np.exp(REHEARSAL.counter_spread * rng.standard_normal(len(names)))[which][
+            :, np.newaxis
+        ]
+        most = 1.0 if name in ("NormVGPR", "NormSGPR", "icActivity") else PERCENT
         counters[name] = np.clip(table * factor, 0.0, most)
     return replace(tables, counters=counters)

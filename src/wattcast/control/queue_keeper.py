@@ -54,6 +54,13 @@ class QueueKeeperCoefficients(Coefficients):
     full_seats: float  # share of the seats, above which requests may have to wait
     calm_s: float  # after the clock was raised, before it falls
     most_levels_down: int  # at once
+    new_lengths: float  # log change of mean lengths, beyond which a forecast is made anew
+    least_step_scale: float  # of measured over forecast times of steps that is believed
+    most_step_scale: float
+    least_prompt_scale: float  # as of steps, of prompts
+    most_prompt_scale: float
+    first_token_independence: float  # power of the number of requests that are independent
+    token_independence: float  # as of first tokens, of times per token
 
 
 QUEUE = load_coefficients("queue_keeper", QueueKeeperCoefficients)
@@ -61,7 +68,13 @@ QUEUE = load_coefficients("queue_keeper", QueueKeeperCoefficients)
 SEQUENCES = (1, 4, 16, 32, 64, 96, 128, 192, 256)  # in the steps that are forecast
 RATIOS = np.append(np.geomspace(0.2, 100.0, 80), math.inf)  # of measured over forecast times
 WITHIN_BUCKETS = (0.125, 0.375, 0.625, 0.875)  # where times of a bucket are taken to be
-NEW_LENGTHS = 0.1  # log change of mean lengths, beyond which a forecast is made anew
+PROMPT_SEQUENCES = 16  # in the step that a forecast prompt is added to
+# Wilson and Hilferty: a variable of a gamma distribution is the cube of a normal one, whose terms
+# are thirds of the variation.
+CUBE = 3
+LEAST_FREE = 1e-3  # share of the time without prompts, where prompts alone are too many
+FIT_SUMS = ("weights", "x²", "xy", "y²", "x", "y")  # by which scales are fitted
+LEAST_WEIGHT = 1e-3  # of the measured intervals, to divide by
 
 
 @dataclass(frozen=True)
@@ -112,7 +125,7 @@ def forecast_work(
     for level, costs in enumerate(by_level):
         for place, sequences in enumerate(SEQUENCES):
             decode[:, level, place] = predict_steady_step(costs, sequences, context, ())
-        middle = SEQUENCES.index(16)
+        middle = SEQUENCES.index(PROMPT_SEQUENCES)
         room = len(costs.prompt) - 1 - SEQUENCES[middle]
         chunk = min(max(round(prompt), 1), room)
         earlier = round(0.5 * max(prompt - chunk, 0.0))
@@ -208,12 +221,13 @@ class _Margin:
         """Return by what a forecast is multiplied to be kept to nearly always."""
         mean = self.total / self.weight
         variation = math.sqrt(self.squares / self.looks) / mean
-        root = 1.0 - variation**2 / 9.0 + QUEUE.margin_spread * variation / 3.0
+        part = variation / CUBE
+        root = 1.0 - part**2 + QUEUE.margin_spread * part
         # no further out than the buckets of the engine's histogram allow
         above = np.cumsum(self.bounds[::-1])[::-1]
         place = int(np.searchsorted(-above, -QUEUE.tail_requests * self.bounds.sum()))
         bound = RATIOS[max(place - 1, 0)] if above[0] > QUEUE.first_weight else math.inf
-        return float(min(mean * max(root, 1.0) ** 3, bound))
+        return float(min(mean * max(root, 1.0) ** CUBE, bound))
 
 
 @dataclass
@@ -248,8 +262,11 @@ class QueueKeeper:
         self._raised_s = 0.0
         self._work: WorkForecast | None = None
         self._lengths = np.ones(2)
-        self._sums = np.zeros(6)  # weights, x², xy, y², x and y, by which scales are fitted
-        self._margins = (_Margin(0.25), _Margin(0.5))  # of times to first tokens, and per token
+        self._sums = np.zeros(len(FIT_SUMS))
+        self._margins = (
+            _Margin(QUEUE.first_token_independence),
+            _Margin(QUEUE.token_independence),
+        )
         self._forecasts: tuple[float, float] | None = None  # for now: both times, without margin
         self._care = 1.0  # share of the limits that is made use of
         self._judged: _Look | None = None  # begin of the requests whose lateness is counted
@@ -350,7 +367,7 @@ class QueueKeeper:
     def _renew_forecast(self, load: _Load) -> WorkForecast:
         """Return the forecast for the lengths of requests, a new one where these changed."""
         lengths = np.array([load.prompt, load.output])
-        if self._work is None or np.abs(np.log(lengths / self._lengths)).max() > NEW_LENGTHS:
+        if self._work is None or np.abs(np.log(lengths / self._lengths)).max() > QUEUE.new_lengths:
             self._lengths = lengths
             self._work = self.forecast(load.prompt, load.output)
         return self._work
@@ -388,10 +405,12 @@ class QueueKeeper:
         if not weight > 0:
             return 1.0, 1.0
         xx, xy, yy, x, y = self._sums[1:] / weight
-        tie = QUEUE.tie / max(weight, 1e-3)
+        tie = QUEUE.tie / max(weight, LEAST_WEIGHT)
         matrix = np.array([[xx + tie, xy], [xy, yy + tie]])
         steps, prompts = np.linalg.solve(matrix, np.array([x + tie, y + tie]))
-        return float(np.clip(steps, 0.5, 2.0)), float(np.clip(prompts, 0.05, 3.0))
+        steps = np.clip(steps, QUEUE.least_step_scale, QUEUE.most_step_scale)
+        prompts = np.clip(prompts, QUEUE.least_prompt_scale, QUEUE.most_prompt_scale)
+        return float(steps), float(prompts)
 
     def _learn_margins(self) -> None:
         """Compare the requests since the last look with what was forecast for them."""
@@ -434,7 +453,9 @@ class QueueKeeper:
         """Return what the work in the engine takes at each level."""
         step_scale, prompt_scale = self.scales
         prompt_s = prompt_scale * work.prompt_s
-        free = np.maximum(1.0 - load.per_s * prompt_s, 1e-3)  # share of the time without prompts
+        free = np.maximum(
+            1.0 - load.per_s * prompt_s, LEAST_FREE
+        )  # share of the time without prompts
 
         # sequences that decode if the level stays: N = λ·L·τ(N)
         step_s = step_scale * work.decode_s
@@ -444,7 +465,7 @@ class QueueKeeper:
         decoding = np.maximum(steady, inside)
         decoding_s = step_scale * self._find_step_s(work, np.minimum(decoding, self.seats))
         token_s = np.where(np.isfinite(steady), decoding_s / free, math.inf)
-        mean_free = np.maximum(1.0 - load.mean_per_s * prompt_s, 1e-3)
+        mean_free = np.maximum(1.0 - load.mean_per_s * prompt_s, LEAST_FREE)
         now_s = step_scale * self._find_step_s(work, max(reading.running, 1.0)) / mean_free
 
         # prompts wait for each other as in a queue with random arrivals (Pollaczek and Khinchine),

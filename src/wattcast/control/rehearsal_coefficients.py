@@ -21,6 +21,16 @@ class RehearsalCoefficients(Coefficients):
     planner_least_per_s: float  # requests of a replica at least
     planner_step: float  # of rates that are simulated, one over the next
     smoothing_floor: float  # of the power limit, that power smoothing keeps
+    demand_spread: float  # deviation of the logarithm of what a perturbed kernel asks for
+    power_spread: float  # as of demand, of the power coefficients of a perturbed card
+    path_spread: float  # as of demand, of its memory path
+    counter_spread: float  # as of demand, of its counters
+    most_efficiency: float  # of the peak rate of its memory
+    cost_error: float  # of the costs of a simulated engine at most, over their forecast
+    shared_error: float  # share of that error which all kinds of step have in common
+    actuation_s: float  # until a clock that was asked for is there
+    cap_share: float  # of the budget, that a cap leaves by default
+    oracle_kept: float  # share of the minutes in which an oracle must keep the limits
 
 
 REHEARSAL = load_coefficients("rehearsals", RehearsalCoefficients)

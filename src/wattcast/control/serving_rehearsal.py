@@ -41,7 +41,6 @@ from wattcast.serving.step_tabulation import StepRange, tabulate_step_costs
 from wattcast.workload.model_options import ModelOptions, SoftwareStack
 
 LEVEL_SHARES = tuple(np.linspace(0.36, 1.0, 17).tolist())  # of the top clock
-KEPT = 0.99  # of the minutes, in which an oracle must keep the limits
 # Buckets of vLLM's histograms, seconds (vllm/v1/metrics); latencies beyond the last are of no use
 # here
 TTFT_EDGES = (
@@ -204,7 +203,10 @@ def rehearse_load(
     ):  # energy falls with the clock, so that the oracle is the lowest level that keeps the limits
         level = (low + at) // 2
         served = serve_at_levels(by_level, trace, limits, level)
-        if served.minutes_kept >= min(KEPT, top.minutes_kept) and served.energy_j <= best.energy_j:
+        if (
+            served.minutes_kept >= min(REHEARSAL.oracle_kept, top.minutes_kept)
+            and served.energy_j <= best.energy_j
+        ):
             at = level
             best = served
         else:

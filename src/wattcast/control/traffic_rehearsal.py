@@ -26,8 +26,9 @@ from wattcast.control.queue_keeper import (
     QueueKeeper,
     forecast_work,
 )
+from wattcast.control.rehearsal_coefficients import REHEARSAL
 from wattcast.control.serving_control import ServingLimits
-from wattcast.control.serving_rehearsal import KEPT, ServingPlant
+from wattcast.control.serving_rehearsal import ServingPlant
 from wattcast.core.arrays import Array
 from wattcast.hardware import Gpu
 from wattcast.serving.arrivals import Trace
@@ -35,7 +36,6 @@ from wattcast.serving.governed_steps import predict_steady_step
 from wattcast.serving.step_costs import StepCosts
 
 LOOK_S = 1.0  # between two decisions
-ACTUATION_S = 0.1  # until a clock that was asked for is there: an H200 takes 80 to 95 ms
 KINDS_OF_STEP = {  # tables of ``StepCosts`` that belong together
     "products": ("tokens",),
     "head": ("head",),
@@ -43,6 +43,10 @@ KINDS_OF_STEP = {  # tables of ``StepCosts`` that belong together
     "prompt": ("prompt", "prompt_more", "prompt_slope"),
 }
 BACKLOGS = 96  # points of the oracle's grid of outstanding tokens
+BACKLOG_ROOM = 1.2  # of that grid, beyond the largest step that is forecast
+LEAST_FREE = 0.05  # share of a second that is left by prompts, however many there are
+PROMPT_KNOTS = 24  # lengths at which the work of a prompt is computed
+SHORTEST_PROMPT = 16  # tokens, of which the longest prompt is twice as many at least
 # Shares of the limits that the oracle's schedule may take; the most frugal that keeps counts.
 ORACLE_GOALS = (0.5, 0.8, 1.1)
 MINUTE_S = 60.0
@@ -53,7 +57,7 @@ Decide = Callable[[float, ServingPlant], int]
 def perturb_costs(
     costs: StepCosts,
     seed: int,
-    most: float = 0.2,
+    most: float = REHEARSAL.cost_error,
 ) -> StepCosts:
     """Return step costs that differ from these by up to ``most``.
 
@@ -61,11 +65,12 @@ def perturb_costs(
     stay within ``most``. How time and energy follow the clock differs by kind, too: a ratio r to
     the top clock becomes r^(1 ± most)."""
     random = np.random.default_rng(seed)
-    common = 0.6 * random.uniform(-most, most, 2)
+    common = REHEARSAL.shared_error * random.uniform(-most, most, 2)
     clocks = costs.clocks
     tables: dict[str, Any] = {}
     for names in KINDS_OF_STEP.values():
-        factor = 1.0 + np.clip(common + 0.6 * random.uniform(-most, most, 2), -most, most)
+        single = REHEARSAL.shared_error * random.uniform(-most, most, 2)
+        factor = 1.0 + np.clip(common + single, -most, most)
         exponent = 1.0 + random.uniform(-most, most, 2)
         for name in names:
             halves = []
@@ -84,7 +89,7 @@ def perturb_levels(
     by_level: Sequence[StepCosts],
     gpu: Gpu,
     seed: int,
-    most: float = 0.2,
+    most: float = REHEARSAL.cost_error,
 ) -> list[StepCosts]:
     """Return the clock levels of an engine whose step costs differ from these by up to ``most``."""
     plant = perturb_costs(by_level[-1], seed, most)
@@ -106,7 +111,7 @@ def serve_traffic(
     trace: Trace,
     limits: ServingLimits,
     decide: Decide | int,
-    delay_s: float = ACTUATION_S,
+    delay_s: float = REHEARSAL.actuation_s,
     begin_s: float = 0.0,
     interval_s: float = LOOK_S,
 ) -> ClockedTrace:
@@ -184,7 +189,7 @@ class TrafficOracle:
         weight = np.bincount(second, share, self._seconds)
         self._prompt_s = np.outer(self._work.prompt_s, weight)
         self._prompt_j = np.outer(self._work.prompt_j, weight)
-        most = 1.2 * float(SEQUENCES[-1]) * self.residual
+        most = BACKLOG_ROOM * float(SEQUENCES[-1]) * self.residual
         self._grid = np.concatenate([[0.0], np.geomspace(self.residual, most, BACKLOGS - 1)])
         self._to_go: list[Array] = []
 
@@ -222,7 +227,7 @@ class TrafficOracle:
         """Return the cost of a second and the tokens that remain, ``(level, backlog)``."""
         work = self._work
         prompt_s = self._prompt_s[:, second, np.newaxis]
-        free = np.maximum(1.0 - prompt_s, 0.05)
+        free = np.maximum(1.0 - prompt_s, LEAST_FREE)
         tokens = backlog + self._tokens[second]
         sequences = np.maximum(tokens / self.residual, 1.0)
         step_s = _interpolate_columns(work.sequences, work.decode_s, sequences)
@@ -254,7 +259,8 @@ def _interpolate_columns(
 def _weigh_prompts(costs: StepCosts, trace: Trace) -> Array:
     """Return what the prompt of each request takes, over what one of the mean length takes."""
     most = len(costs.prompt) - 1
-    knots = np.unique(np.geomspace(16, max(int(trace.prompt_tokens.max()), 32), 24).astype(int))
+    longest = max(int(trace.prompt_tokens.max()), 2 * SHORTEST_PROMPT)
+    knots = np.unique(np.geomspace(SHORTEST_PROMPT, longest, PROMPT_KNOTS).astype(int))
     seconds = []
     for prompt in (*knots.tolist(), int(trace.prompt_tokens.mean())):
         chunk = min(prompt, most)
@@ -290,7 +296,7 @@ def rehearse_traffic(
     ours = serve(follow_keeper(keeper))
 
     def keeps(run: ClockedTrace) -> bool:
-        return count_kept_of_top(run, top) >= KEPT
+        return count_kept_of_top(run, top) >= REHEARSAL.oracle_kept
 
     candidates = {"top": top}
     oracle = TrafficOracle(plant_costs, trace, limits)
