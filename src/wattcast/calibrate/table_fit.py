@@ -585,7 +585,8 @@ def fit_cache_writes(
     if not start.reference.engine or is_written.sum() < TABLE.least_write_rows:
         return start
     table = table.select_rows(is_written)
-    is_prompt = np.array([op.kind_of_batch == "prefill" for op in table.rows.ops], dtype=bool)
+    kinds = [_read_kind_of_batch(op) for op in table.rows.ops]
+    is_prompt = np.array(kinds) == "prefill"
     writes = _build_usual([row_ops[0] for row_ops in table.beside], gpu, start)
     groups = np.array(writes.work.kernel_family)
     bundles = [_scale_groups(start, set(groups.tolist()), share) for share in TABLE.write_shares]
@@ -598,6 +599,12 @@ def fit_cache_writes(
         best = int(errors[:, of_group].mean(axis=1).argmin())
         corrections[group] = bundles[best].corrections[group]
     return replace(start, corrections=corrections)
+
+
+def _read_kind_of_batch(op: Operator) -> str:
+    """Return whether an attention is of a prompt; cache writes are timed beside attention alone."""
+    assert isinstance(op, engine_operators.PagedAttention), op
+    return op.kind_of_batch
 
 
 def _scale_groups(

@@ -320,12 +320,13 @@ def _print_own_kernel(
     from wattcast.lab.microbench import microbench_report as report
 
     row = measured.row
+    above_idle = _show_measured(measured.above_idle_j, "J")
     console.print(
-        f"{row.name}: {show(row.launch_s, 's')}, {show(row.power_w, 'W')}, "
-        f"{show(measured.energy_j, 'J')} a launch ({show(measured.above_idle_j, 'J')} above idle)"
+        f"{row.name}: {_show_measured(row.launch_s, 's')}, {_show_measured(row.power_w, 'W')}, "
+        f"{show(measured.energy_j, 'J')} a launch ({above_idle} above idle)"
     )
     console.print(
-        f"at {show(row.sm_clock_hz, 'Hz')}, {measured.resident_blocks} blocks resident on an SM, "
+        f"at {_show_measured(row.sm_clock_hz, 'Hz')}, {measured.resident_blocks} blocks resident on an SM, "
         f"{measured.waves:.2f} waves"
     )
     if profiled is None:
@@ -337,6 +338,11 @@ def _print_own_kernel(
         f"byte: bound by {roofline.bound}, {roofline.reached:.0%} of the roof"
     )
     console.print(report.make_advice_table(profiled.tuned))
+
+
+def _show_measured(value: float | None, unit: str) -> str:
+    """Return a figure of a kernel, or say that the sensor gave none."""
+    return "unknown" if value is None else show(value, unit)
 
 
 def _note_own_kernel(measured: OwnKernelResult, profiled: _OwnProfile | None) -> list[str]:

@@ -372,7 +372,7 @@ def find_wide_share(basis: PredictionBasis) -> Array:
         return none
     product_share = (basis.time_shares * is_product).sum(axis=-1)
     wide_share = (basis.time_shares * is_wide).sum(axis=-1)
-    return np.divide(wide_share, product_share, out=none, where=product_share > 0.0)
+    return np.asarray(np.divide(wide_share, product_share, out=none, where=product_share > 0.0))
 
 
 def find_wide_spread(basis: PredictionBasis) -> LatencySpread:

@@ -134,7 +134,7 @@ def find_entry(cubin: bytes, kernel: str) -> str:
     """Return the name of a kernel in machine code: as it is, or as C++ mangles it."""
     names = re.findall(rb"\.text\.([\w$]+)", cubin)
     mangled = re.compile(rf"_Z{len(kernel)}{re.escape(kernel)}".encode())
-    matches = sorted({name.decode() for name in names if mangled.match(name)})
+    matches: list[str] = sorted({name.decode() for name in names if mangled.match(name)})
     if kernel.encode() in names:
         return kernel
     if len(matches) != 1:

@@ -10,7 +10,6 @@ says how far a model that ``wattcast lab fit counters`` found of it is from the 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -252,4 +251,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_module(main))
+    run_module(main)

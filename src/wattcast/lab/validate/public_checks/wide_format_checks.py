@@ -108,7 +108,7 @@ def _judge_runs(
         low, high = np.array([getattr(p.interval, name) for p in predictions]).T
         true = np.array([getattr(run, name) for run in runs])
         as_shipped = (low <= true) & (true <= high)
-        inside = {"inside": _percent(as_shipped)}
+        inside: dict[str, Any] = {"inside": _percent(as_shipped)}
         if quantity == "latency":
             inside = {
                 "inside": _percent(without_network),
