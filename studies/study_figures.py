@@ -179,12 +179,17 @@ def show_memory_rail() -> str:
     )
 
 
-def show_carried_error(name: str) -> str:
-    """Return the relative uncertainty of component energies of another GPU."""
-    from wattcast.lab.gpuwattch import measured_energies
+def show_file_error(card: str = "", rows: int = 0) -> str:
+    """Return how far watts by the AccelWattch file of a card are off, or by the farthest one that
+    no watt of its card moved; ``rows`` tells sets of one card apart.
+    """
+    from wattcast.lab.gpuwattch.judged_files import read_judgements, worst_left_out
 
-    error = 100.0 * float(getattr(measured_energies, name))
-    return f"{error:.3g} %"
+    if not card:
+        return f"{worst_left_out().mape:.3g} %"
+    found = [item for item in read_judgements() if item.card == card]
+    (item,) = [one for one in found if rows in (0, one.rows)]
+    return f"{item.mape:.3g} %"
 
 
 def show_older_host() -> str:
@@ -512,8 +517,14 @@ FIGURES: dict[str, Callable[[], str]] = {
     "study.gv100": show_gv100,
     "study.h200-constant-power": lambda: show_fitted_power("constant_power", 0),
     "study.h200-lanes": lambda: show_fitted_power("static_flane", 1),
-    "study.carried-energies": lambda: show_carried_error("CARRIED_ERROR"),
-    "study.b200-energies": lambda: show_carried_error("MEASURED_ERROR"),
+    "study.carried-energies": show_file_error,
+    "study.b200-energies": lambda: show_file_error("B200"),
+    "study.a100-file": lambda: show_file_error("A100 PCIe 40 GB", 68),
+    "study.a100-file-clocks": lambda: show_file_error("A100 PCIe 40 GB", 163),
+    "study.a10-file": lambda: show_file_error("A10"),
+    "study.b200-file-alone": lambda: show_file_error("B200 without its own watts"),
+    "study.gv100-file": lambda: show_file_error("Quadro GV100"),
+    "study.predicted-counters": lambda: show_file_error("H200 with predicted counters"),
     "study.memory-rail": show_memory_rail,
     "study.host-launch": show_host_launch,
     "study.host-launch-old": show_older_host,

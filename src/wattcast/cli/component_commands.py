@@ -208,7 +208,10 @@ def power_meter(
 def accelwattch(
     gpu: Annotated[
         str,
-        Option("h200 (measured), a100-sxm-80gb, h100-sxm or b200 (carried over).", positional=True),
+        Option(
+            "h200 (measured), a100-sxm-80gb, h100-sxm, b200 and others (carried over).",
+            positional=True,
+        ),
     ],
     out: Annotated[Path | None, Option("Write the architecture here, as XML.")] = None,
     energies: Annotated[
@@ -256,9 +259,11 @@ def accelwattch(
     plain: dict[str, Any] = {
         "gpu": chip.name,
         "source": chip.source,
+        "judged": chip.judgement,
         "values": {name: vars(value) for name, value in chip.values.items()},
     }
     lines = [f"{chip.name}: {chip.source}", *_list_energies(chip.values)]
+    lines.append(f"error of watts: {chip.judgement}")
     if judge:
         judged = measured_energies.judge_held_out(folder)
         plain["held_out"] = vars(judged) | {"gpu": measured_energies.PARENT}
@@ -520,7 +525,11 @@ class EnergyOptions:
         Option("With --energies: counters of gpuwattch or accelwattch; default: the file's."),
     ] = None
     save: Annotated[
-        Path | None, Option("With --energies: also write them as a table for power-trace, .yaml.")
+        Path | None,
+        Option(
+            "With --energies: also write them as a table for power-trace (.yaml), or a GPU's "
+            "fitted ones as AccelWattch XML (.xml)."
+        ),
     ] = None
     plot: Annotated[Path | None, PLOT_FILE] = None
 
@@ -551,7 +560,9 @@ def show_bottom_up(
     changed = original
     if factors:
         changed = chip_design.build_chip(event_energies.scale_design(original.design, factors))
-    if build.save is not None:
+    if build.save is not None and build.save.suffix.lower() == ".xml":
+        _save_accelwattch(name, build)
+    elif build.save is not None:
         table = event_energies.make_energy_table(changed, dialect)
         write_whole(build.save, format_energy_table(table))
     if build.plot is not None:
@@ -559,9 +570,19 @@ def show_bottom_up(
 
     moved = event_energies.compare_chips(original, changed) if factors else ()
     plain = event_energies.energies_to_plain(changed, gpu)
+    fitted_file = None if gpu is None else _describe_fitted_file(gpu.name)
+    if fitted_file is not None:
+        plain = plain | {"accelwattch_file": fitted_file}
 
     def print_text(console: Console) -> None:
         event_energies.print_energies(console, plain)
+        if fitted_file is not None:
+            console.print(
+                f"Fitted energies for AccelWattch: {fitted_file['command']}. Error of their "
+                f"watts: {fitted_file['judged']}.",
+                markup=False,
+                highlight=False,
+            )
         if moved:
             event_energies.print_changes(console, moved)
 
@@ -574,6 +595,32 @@ def show_bottom_up(
         if warning:
             notes.append(f"warning: {warning}.")
     return CommandOutput(shown, print_text, notes=notes)
+
+
+def _describe_fitted_file(name: str) -> dict[str, str] | None:
+    """Return the command that writes a GPU's AccelWattch file, and how far its watts are off."""
+    from wattcast.lab.gpuwattch import measured_energies
+
+    if name not in (measured_energies.PARENT, *measured_energies.CARRIED):
+        return None
+    return {
+        "command": f"wattcast lab accelwattch {name} --out {name}.xml",
+        "judged": measured_energies.measured_chip(name).judgement,
+    }
+
+
+def _save_accelwattch(name: str, build: EnergyOptions) -> None:
+    """Write a GPU's fitted energies as AccelWattch XML; nothing that was set can change them."""
+    from wattcast.lab.gpuwattch import architecture, measured_energies
+
+    assert build.save is not None
+    settings = (build.feature_size, build.voltage, build.temperature, build.change)
+    if Path(name).suffix.lower() == ".xml" or any(settings):
+        expected = "a name that ends in .yaml for energies that are built from sizes"
+        do = "An .xml file holds the fitted energies of a GPU of the catalogue."
+        raise bad_value("--save", expected, build.save.name, do)
+    chip = measured_energies.measured_chip(name)
+    architecture.write_architecture(measured_energies.measured_architecture(chip), build.save)
 
 
 def _read_process(build: EnergyOptions) -> dict[str, Any]:

@@ -72,6 +72,11 @@ from wattcast.lab.gpuwattch.bottom_up.event_energies import (
 from wattcast.lab.gpuwattch.component_build import BuiltComponentModel, build_component_model
 from wattcast.lab.gpuwattch.component_set import read_component_set
 from wattcast.lab.gpuwattch.energy_table import EnergyTable
+from wattcast.lab.gpuwattch.judged_files import (
+    describe_judgement,
+    find_judgements,
+    worst_left_out,
+)
 from wattcast.lab.gpuwattch.trace_reading import SimulatorDialect, dialect_counters
 from wattcast.power.activity import Activity, ActivitySource
 from wattcast.power.component_power import STATIC_NAMES
@@ -85,8 +90,8 @@ from wattcast.predictor.bundle.forecast import forecast_bundle
 PARENT = "h200"  # whose watts the coefficients are fitted to
 # GPUs to which they are carried over
 CARRIED = (
-    *("a100-sxm-80gb", "h100-sxm", "b200", "h100-nvl", "gh200", "t4"),
-    *("rtx-3070", "rtx-3090", "rtx-4090"),
+    *("a100-sxm-80gb", "a100-pcie-40gb", "h100-sxm", "b200", "h100-nvl", "gh200", "t4", "a10"),
+    *("quadro-gv100", "rtx-3070", "rtx-3090", "rtx-4090"),
 )
 # Names of the two coefficients in W. AccelWattch calls the static power of an SM whose warps have
 # one lane (thread) at work a first lane's, `static_..._flane`.
@@ -132,17 +137,11 @@ _OTHER_PRODUCTS = (
 # Idle rows at 0.7 to 0.9 GHz, where the card rests without a kernel. The one that stays,
 # `idle_context_on`, is at 1.98 GHz as kernels are.
 _OTHER_IDLE = ("idle_context_off", "idle_host_busy")
-# Relative uncertainty of a coefficient that was carried over, added to the parent's interval in
-# quadrature: before any watt of the B200 was used its forecast was 32 % off, the one case where
-# carrying over could be checked (docs/method/component.md). It is taken for every GPU.
-CARRIED_ERROR = 0.32
-# Module energies that watts measured on the GPU itself moved in its bundle
+# Module energies that watts measured on the GPU itself moved in its bundle: 57 runs of products and
+# of served models (predictor/bundle/b200)
 _MEASURED_ON = {
     "b200": ("tensor_fp16_flop", "l2_byte", "dram_read_byte", "dram_write_byte", "shared_byte")
 }
-# Relative uncertainty of those: the error of the B200's watts on held-out rows, once its other rows
-# had moved the energies (docs/method/component.md)
-MEASURED_ERROR = 0.063
 
 
 @dataclass(frozen=True)
@@ -485,6 +484,11 @@ class MeasuredChip:
         """Relative core voltage by clock."""
         return as_module_power(self.bundle.power).voltage
 
+    @property
+    def judgement(self) -> str:
+        """How far watts by these coefficients are off, and on which rows, in words."""
+        return describe_judgement(self.name)
+
 
 @cache
 def measured_chip(name: str) -> MeasuredChip:
@@ -513,7 +517,22 @@ def measured_chip(name: str) -> MeasuredChip:
         )
         raise unknown_name("GPU with energies for AccelWattch", gpu.name, (PARENT, *CARRIED), do)
     bundle = calibrated_bundle(gpu) or forecast_bundle(gpu)
-    measured_modules = _MEASURED_ON.get(gpu.name, ())
+    return _carry_chip(gpu, bundle, _MEASURED_ON.get(gpu.name, ()))
+
+
+def forecast_chip(name: str) -> MeasuredChip:
+    """Return the coefficients of a GPU as if no watt of it had been measured."""
+    gpu = find_gpu(name)
+    return _carry_chip(gpu, forecast_bundle(gpu), ())
+
+
+def _carry_chip(
+    gpu: Gpu,
+    bundle: Bundle,
+    measured_modules: Collection[str],
+) -> MeasuredChip:
+    parent = shipped_bundle(PARENT)
+    assert parent is not None
     origin = "no watt of it was used"
     if measured_modules:
         origin = f"{', '.join(measured_modules)} follow watts measured on it"
@@ -523,7 +542,7 @@ def measured_chip(name: str) -> MeasuredChip:
         source="energies of the H200 times the ratio of module energies in the bundles of "
         f"{gpu.name} and {PARENT}; {origin}",
         bundle=bundle,
-        design=design,
+        design=design_from_gpu(gpu),
     )
 
 
@@ -537,7 +556,12 @@ def _carry_values(
 
     The constant goes with idle watts at the top clock (leakage included, at the temperature that
     the bundle's idle power is meant for). The watts of SMs at work go with their energy a cycle,
-    their number and their top clock; the energy is that at the card's own top voltage."""
+    their number and their top clock; the energy is that at the card's own top voltage. Intervals
+    are widened by the error of the farthest card that was left out, and of modules that own watts
+    moved by that of the card's file on its other watts."""
+    carried_error = worst_left_out().mape / 100.0
+    own = find_judgements(gpu.name)
+    own_error = own[0].mape / 100.0 if own else carried_error
     parent_values = _read_measured_file().values
     parent_gpu = find_gpu(PARENT)
     parent_power = as_module_power(parent.power)
@@ -545,7 +569,7 @@ def _carry_values(
     values = {}
     for name, term in TERMS.items():
         energy_ratio = power.energy_j[term.module] / parent_power.energy_j[term.module]
-        error = MEASURED_ERROR if term.module in measured_modules else CARRIED_ERROR
+        error = own_error if term.module in measured_modules else carried_error
         values[name] = parent_values[name].scaled(energy_ratio, error)
     top_hz = float(np.mean(gpu.clocks.max_hz))
     parent_top_hz = float(np.mean(parent_gpu.clocks.max_hz))
@@ -555,8 +579,8 @@ def _carry_values(
     sm_ratio = float(np.mean(gpu.sm_count)) / float(np.mean(parent_gpu.sm_count))
     cycle_ratio = power.energy_j["busy_sm_cycle"] / parent_power.energy_j["busy_sm_cycle"]
     active_ratio = cycle_ratio * sm_ratio * top_hz / parent_top_hz
-    values[CONSTANT] = parent_values[CONSTANT].scaled(idle_w / parent_idle_w, CARRIED_ERROR)
-    values[ACTIVE] = parent_values[ACTIVE].scaled(active_ratio, CARRIED_ERROR)
+    values[CONSTANT] = parent_values[CONSTANT].scaled(idle_w / parent_idle_w, carried_error)
+    values[ACTIVE] = parent_values[ACTIVE].scaled(active_ratio, carried_error)
     return values
 
 
@@ -578,7 +602,7 @@ def measured_architecture(
     draft = _draft_architecture(chip, base)
     table = _unscaled_table(draft, chip)
     scaling = dict(draft.scaling)
-    comments = {"": f"{chip.name}: {chip.source}"}
+    comments = {"": f"{chip.name}: {chip.source}. Error of watts: {chip.judgement}."}
     scaling_of_column = {
         c.column: c.scaling for c in dialect_counters(SimulatorDialect.ACCELWATTCH)
     }
@@ -647,7 +671,7 @@ def measured_table(chip: MeasuredChip, architecture: ChipArchitecture) -> Energy
     return replace(
         table,
         name=f"{chip.name}-measured",
-        source=chip.source,
+        source=f"{chip.source}. Error of watts: {chip.judgement}",
         interval_j=interval_j,
     )
 
