@@ -1,7 +1,8 @@
 """Print what Stokke et al. (MMSys 2016) published of the Tegra K1, and draw rows that it would have.
 
-Run ``python -m wattcast.lab.paper_figures.tegra_k1`` for Table 4 and section 6.3, each number beside
-the one that the saved model gives. ``--measure FOLDER`` writes a board whose costs are known: a table
+Run ``python -m wattcast.lab.paper_figures.tegra_k1`` for Table 4, section 6.3 and figure 13, each
+number beside the one that the saved model gives; ``--figure-13 FILE`` draws that figure.
+``--measure FOLDER`` writes a board whose costs are known: a table
 of microbenchmarks and mixtures over 30 pairs of clocks with the voltages of each rail (``k1.csv``),
 programs apart (``programs.csv``), and the map of columns (``k1.yaml``). ``--truth MODEL`` then
 says how far a model that ``wattcast lab fit counters`` found of it is from the truth, cost by cost.
@@ -23,9 +24,11 @@ from wattcast.core.strict_files import encode_csv
 from wattcast.core.whole_files import write_whole
 from wattcast.hardware import OperatingPoint
 from wattcast.lab.module_commands import run_module
+from wattcast.lab.paper_figures.tegra_k1_dct import VARIANTS, draw_figure_13, read_dct_events
 from wattcast.power.activity import Activity, ActivitySource
 from wattcast.power.hybrid_rail import HybridRail
 from wattcast.power.power_model import load_saved_model
+from wattcast.report.figure_style import save_figure
 
 TOP_HZ = 852e6
 LOW_HZ = 72e6
@@ -111,6 +114,29 @@ def print_published() -> None:
         ("host_active_cycle", 0.20),
     ):
         print(f"  {what:22} printed {printed_w:5.2f} W  computed {parts[what]:5.2f} W")
+    print_dct()
+
+
+def compute_dct_w() -> dict[str, dict[str, float]]:
+    """Return the watts of the board by part, of each variant of figure 13."""
+    model = load_k1()
+    return {v.name: compute_part_w(model, read_dct_events(v.name)) for v in VARIANTS}
+
+
+def print_dct() -> None:
+    """Print the savings of figure 13, printed and computed."""
+    watts = compute_dct_w()
+    first = watts[VARIANTS[0].name]
+    print("Figure 13: DCT at five frames a second, counts of our own DCT")
+    for variant in VARIANTS:
+        total_w = sum(watts[variant.name].values())
+        line = f"  {variant.label:22} {total_w:5.2f} W"
+        if variant.printed_saving is not None:
+            saved = 1.0 - total_w / sum(first.values())
+            line += f"  saves: printed {variant.printed_saving:.1%}  computed {saved:.1%}"
+        print(line)
+    ratio = first["fp64_instruction"] / watts[VARIANTS[1].name]["fp32_instruction"]
+    print(f"  64 over 32 bits, arithmetic: printed above 3 times  computed {ratio:.2f} times")
 
 
 @dataclass(frozen=True)
@@ -238,6 +264,7 @@ def print_truth(model_file: Path) -> None:
 def main() -> None:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--figure-13", type=Path, metavar="FILE", dest="figure_13")
     parser.add_argument("--measure", type=Path, metavar="FOLDER")
     parser.add_argument("--noise", type=float, default=0.01, help="of the meter, a share")
     parser.add_argument("--truth", type=Path, metavar="MODEL")
@@ -246,6 +273,8 @@ def main() -> None:
         write_board(options.measure, options.noise)
     if options.truth is not None:
         print_truth(options.truth)
+    if options.figure_13 is not None:
+        save_figure(draw_figure_13(compute_dct_w()), options.figure_13)
     if options.measure is None and options.truth is None:
         print_published()
 
