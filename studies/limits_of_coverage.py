@@ -130,12 +130,10 @@ def compare_clocks(rows: KernelRows, gpu: Gpu, bundle: Bundle) -> str:
     )
     timeline = analyse_rows(bundle, rows, gpu)
     clock_hz = rows.column("sm_clock_hz")
-    running_hz = np.array(
-        [
-            compute_effective_hz(timeline, np.asarray(hz), bundle.clock_law)[i]
-            for i, hz in enumerate(clock_hz)
-        ]
-    )
+    running_hz = np.empty(len(rows))
+    for hz in np.unique(clock_hz):
+        at_clock = clock_hz == hz
+        running_hz[at_clock] = compute_effective_hz(timeline, hz, bundle.clock_law)[at_clock]
     main_phase = timeline.phases[-1]
     assert main_phase.cycles is not None
     assert main_phase.seconds is not None

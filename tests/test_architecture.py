@@ -8,6 +8,8 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -62,34 +64,53 @@ def module_of(path: Path) -> str:
 MODULES = {module_of(path): path for path in FILES}
 
 
-@cache
-def scan_file(path: Path) -> tuple[frozenset[str], frozenset[str]]:
-    """Names that a file imports when it runs, modules or names within them, and its public classes."""
-    found: set[str] = set()
+@dataclass(frozen=True)
+class FileImports:
+    """Names that a file imports, modules or names within them, and its public classes."""
 
-    def walk(node: ast.AST) -> None:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-                continue
-            if isinstance(child, ast.ImportFrom) and child.module:
-                found.update(f"{child.module}.{alias.name}" for alias in child.names)
-            elif isinstance(child, ast.Import):
-                found.update(alias.name for alias in child.names)
-            walk(child)
+    run: frozenset[str]  # when the file runs
+    all: frozenset[str]  # for type checkers too
+    classes: frozenset[str]
+
+
+@cache
+def scan_file(path: Path) -> FileImports:
+    """Parse a file once for all tests here."""
+    run: set[str] = set()
+    others: set[str] = set()
+
+    def walk(statements: list[ast.stmt], names: set[str]) -> None:
+        for node in statements:
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names.update(f"{node.module}.{alias.name}" for alias in node.names)
+            elif isinstance(node, ast.Import):
+                names.update(alias.name for alias in node.names)
+            is_of_checkers = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+            for block in blocks_of(node):
+                walk(block, others if is_of_checkers else names)
 
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    walk(tree)
+    walk(tree.body, run)
     classes = (
         node.name
         for node in tree.body
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
-    return frozenset(found), frozenset(classes)
+    return FileImports(frozenset(run), frozenset(run | others), frozenset(classes))
+
+
+def blocks_of(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
+    """Yield the lists of statements within a statement: only they hold imports."""
+    for name in ("body", "orelse", "finalbody"):
+        yield getattr(statement, name, [])
+    for name in ("handlers", "cases"):
+        for part in getattr(statement, name, []):
+            yield part.body
 
 
 def own_modules(path: Path) -> set[str]:
     """The modules of Wattcast that a file imports."""
-    names = {name if name in MODULES else name.rpartition(".")[0] for name in scan_file(path)[0]}
+    names = {name if name in MODULES else name.rpartition(".")[0] for name in scan_file(path).run}
     return {name for name in names if name in MODULES and name != "wattcast"}
 
 
@@ -109,7 +130,7 @@ def test_imports_point_upwards() -> None:
 
 def test_only_measure_touches_a_gpu() -> None:
     libraries = {
-        path: {name.split(".")[0] for name in scan_file(path)[0]} & HARDWARE_LIBRARIES
+        path: {name.split(".")[0] for name in scan_file(path).run} & HARDWARE_LIBRARIES
         for path in FILES
     }
     assert {
@@ -131,12 +152,7 @@ def test_no_import_circle_between_files() -> None:
 def test_no_circle_between_files_when_imports_for_type_checkers_count() -> None:
     imports: dict[str, set[str]] = {}
     for name, path in MODULES.items():
-        names = set()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                names.update(f"{node.module}.{alias.name}" for alias in node.names)
-            elif isinstance(node, ast.Import):
-                names.update(alias.name for alias in node.names)
+        names = scan_file(path).all
         files = {each if each in MODULES else each.rpartition(".")[0] for each in names}
         imports[name] = {each for each in files if each in MODULES} - {name, "wattcast"}
     try:
@@ -156,7 +172,7 @@ def test_a_file_name_stands_once() -> None:
 def test_a_class_name_stands_in_one_package() -> None:
     places: dict[str, set[str]] = defaultdict(set)
     for path in FILES:
-        for name in scan_file(path)[1]:
+        for name in scan_file(path).classes:
             places[name].add(package_of(path))
     assert {n: sorted(found) for n, found in places.items() if len(found) > 1} == {}
 

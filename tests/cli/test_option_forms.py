@@ -80,7 +80,7 @@ LINES = {  # a quick call of each command, which the options are added to
     "predict": "predict gpt2 --gpu h200 --seq 64",
     "compare": "compare gpt2@h200 ,batch=2 --seq 64",
     "simulate": "simulate gpt2 --gpu h200 --rate 2/s --requests 3 --prompt 16 --output 4",
-    "plan": "plan gpt2 --gpu h200 --rate 1/s --prompt 16 --output 4 --tp 1",
+    "plan": "plan gpt2 --gpu h200 --rate 1/s --prompt 16 --output 4 --tp 1 --requests 20",
     "train": "train gpt2 --gpu h200 --gpus 1 --seq 128 --global-batch 1",
     "explore sweep": "explore sweep gpt2 --gpu h200 --seq 64 --vary batch=1,2",
     "explore designs": "explore designs gpt2 --gpu h200 --seq 64 --vary sm_count=64,128",

@@ -9,8 +9,8 @@ import pytest
 COMMANDS = {
     "predict gpt2 --gpu h200 --batch 64 --seq 512",
     "explore sweep gpt2 --gpu h200 --seq 512 --vary batch=64,128",
-    "simulate gpt2 --gpu h200 --rate 200/s --requests 2000 --prompt 64 --output 64",
-    "plan gpt2 --gpu h200 --rate 400/s --prompt 64 --output 64 --tp 1",
+    "simulate gpt2 --gpu h200 --rate 200/s --requests 300 --prompt 64 --output 64",
+    "plan gpt2 --gpu h200 --rate 400/s --prompt 64 --output 64 --tp 1 --requests 100",
     "train gpt2 --gpu h200 --gpus 8 --tokens 300B --seq 512 --price 2/h",
     "compare gpt2@h200,batch=64 ,batch=128 --seq 512",
 }

@@ -184,7 +184,7 @@ def test_no_memory_at_any_site(packing: Packing, is_thorough: bool) -> None:
     run(None, 0)
     faults = sites.list_faults()
     assert len(faults) > 300
-    step = 1 if is_thorough else len(faults) // 20
+    step = 1 if is_thorough else len(faults) // 8
     for site, turn in faults[::step]:
         run(site, turn)
         assert sites.has_failed, site

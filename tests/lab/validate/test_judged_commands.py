@@ -40,15 +40,16 @@ def draw_rows(rows: list[JudgedRow], count: int) -> list[JudgedRow]:
     return drawn
 
 
-def test_twenty_rows_repeat_through_the_command_line(
-    judged_rows: list[JudgedRow], call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("count", [6, pytest.param(DRAWN, marks=pytest.mark.slow)])
+def test_drawn_rows_repeat_through_the_command_line(
+    judged_rows: list[JudgedRow], count: int, call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The ledger once had step costs and graphs of its own, and printed errors of numbers that no
     command gave.
 
     It said 6.0 % of prefill steps of vLLM, where `predict` was 9.1 % off.
     """
-    rows = draw_rows(judged_rows, DRAWN)
+    rows = draw_rows(judged_rows, count)
     judged = judge_rows(rows)  # in one batch, as the ledger does
     monkeypatch.chdir(tmp_path)
     write_files((row.command for row in rows), tmp_path)
