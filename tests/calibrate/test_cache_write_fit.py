@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from wattcast.calibrate.latency_fit import one_thread
+from wattcast.calibrate import table_fit
+from wattcast.calibrate.latency_fit import fit_trees, one_thread
 from wattcast.calibrate.table_fit import (
     _scale_groups,
     fit_cache_writes,
@@ -60,9 +62,10 @@ def fitted_share(table: TableRows, engine: str, share: float) -> float:
 
 @pytest.mark.parametrize("share", [1.0, 0.25])
 def test_writes_that_take_a_quarter_of_what_is_known_are_recognised(
-    tmp_path: Path, share: float
+    tmp_path: Path, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Writes that take what is known of them stay as they are."""
+    """Writes that take what is known of them stay as they are. Thirty trees tell them apart."""
+    monkeypatch.setattr(table_fit, "fit_trees", partial(fit_trees, trees=30))
     table = read_prompts(tmp_path, 180, "sglang")
     assert fitted_share(table, "sglang", share) == pytest.approx(share)
 

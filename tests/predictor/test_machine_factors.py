@@ -21,7 +21,10 @@ from wattcast.predictor.machine_factors import find_machine_factors
 
 STEP: dict[str, Any] = {"phase": "decode", "batch": 8, "seq": 512}
 EAGER: dict[str, Any] = {"stack": "eager", "batch": 1, "seq": 64, "head": "none"}
-QUIET: dict[str, Any] = {"rate": "2/s", "requests": 20, "prompt": 256, "output": 32}
+QUIET: dict[str, Any] = {
+    **{"rate": "2/s", "requests": 20, "prompt": 256, "output": 32},
+    **{"max_seqs": 16, "max_batched_tokens": 512},  # a small table of steps
+}
 
 
 def make_card(factor: float = 1.05, uuid: str = "GPU-1", host: float | None = 0.8) -> OwnCard:

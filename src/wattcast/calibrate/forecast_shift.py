@@ -20,6 +20,7 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -337,8 +338,12 @@ def shift_latency(
         corrections = move_corrections(bundle.corrections, theta, families, groups)
         return replace(bundle, corrections=corrections)
 
+    @lru_cache(maxsize=1)  # slopes are taken where a residual was just found
+    def log_s_of(theta: tuple[float, ...]) -> Array:
+        return np.log(predict_bursts_s(kernels, gpu, moved(np.array(theta))))
+
     def log_s(theta: Array) -> Array:
-        return np.log(predict_bursts_s(kernels, gpu, moved(theta)))
+        return log_s_of(tuple(theta.tolist()))
 
     def residual(theta: Array) -> Array:
         return np.asarray(log_measured - log_s(theta))

@@ -10,7 +10,7 @@ import pytest
 
 from judge_full_set import MEASURED
 from wattcast.core.errors import BadInput, ExitCode
-from wattcast.lab.microbench.source_page import find_hot_lines, read_source_page
+from wattcast.lab.microbench.source_page import SourceLine, find_hot_lines, read_source_page
 
 FOLDER = MEASURED["ninth"]
 WARPS = 16777216 / 32
@@ -27,8 +27,14 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return unpack("before_source.csv", tmp_path_factory.mktemp("source"))
 
 
-def test_every_kernel_has_its_instructions_and_their_counts(page: Path) -> None:
-    kernels = read_source_page(page)
+@pytest.fixture(scope="module")
+def kernels(page: Path) -> dict[str, tuple[SourceLine, ...]]:
+    return read_source_page(page)
+
+
+def test_every_kernel_has_its_instructions_and_their_counts(
+    kernels: dict[str, tuple[SourceLine, ...]],
+) -> None:
     assert len(kernels) == 21
     rounded = [line for line in kernels["periodic__before"] if line.instruction.startswith("FRND")]
     assert len(rounded) == 32  # two of each of sixteen neighbours
@@ -36,9 +42,9 @@ def test_every_kernel_has_its_instructions_and_their_counts(page: Path) -> None:
     assert [line.place for line in kernels["julia"]] == list(range(len(kernels["julia"])))
 
 
-def test_warps_wait_where_the_bottleneck_is(page: Path) -> None:
+def test_warps_wait_where_the_bottleneck_is(kernels: dict[str, tuple[SourceLine, ...]]) -> None:
     """Rounding waits for the special unit's queue, a scan at barriers, a walk for memory."""
-    hot = find_hot_lines(read_source_page(page))
+    hot = find_hot_lines(kernels)
     first = {}
     for line in hot:
         first.setdefault(line.kernel, line)

@@ -70,8 +70,9 @@ def read_source_page(path: Path) -> dict[str, tuple[SourceLine, ...]]:
     """Read the instructions of every kernel from a CSV of ``--page source``, or from a report."""
     is_report = path.suffix == ".ncu-rep"
     data = import_report(path, ["--page", "source"]) if is_report else read_bytes(path, MOST_BYTE)
-    kernels: dict[str, tuple[SourceLine, ...]] = {}
+    kernels: dict[str, list[SourceLine]] = {}
     header: list[str] = []
+    stalls: list[str] = []
     lines: list[SourceLine] = []
     name = ""
     for row in csv.reader(io.StringIO(data.decode("utf-8", "replace"))):
@@ -81,26 +82,34 @@ def read_source_page(path: Path) -> dict[str, tuple[SourceLine, ...]]:
             header = []
         elif row[:2] == [ADDRESS, INSTRUCTION]:
             header = row
+            stalls = _list_stalls(header)
         elif name and len(row) == len(header):
-            lines.append(_read_line(dict(zip(header, row, strict=True)), len(lines)))
-            kernels[name] = tuple(lines)
+            cells = dict(zip(header, row, strict=True))
+            lines.append(_read_line(cells, stalls, len(lines)))
+            kernels[name] = lines
     if not kernels:
         raise bad_value(
             path.name,
             "the instructions of a kernel (ncu --import report.ncu-rep --csv --page source)",
             "none",
         )
-    return kernels
+    return {name: tuple(lines) for name, lines in kernels.items()}
 
 
-def _read_line(cells: Mapping[str, str], place: int) -> SourceLine:
-    stalls = {
-        name: _read_count(cell)
-        for name, cell in cells.items()
-        if name.startswith(STALL) and "(" not in name and name not in NOT_WAITING
-    }
-    most = max(stalls, key=lambda name: stalls[name], default="")
-    short = most.removeprefix(STALL) if stalls.get(most, 0.0) > 0.0 else ""
+def _list_stalls(header: Sequence[str]) -> list[str]:
+    """Return the columns that count the samples of warps that waited, one for each reason."""
+    stalls = [name for name in header if name.startswith(STALL) and "(" not in name]
+    return [name for name in dict.fromkeys(stalls) if name not in NOT_WAITING]
+
+
+def _read_line(
+    cells: Mapping[str, str],
+    stalls: Sequence[str],
+    place: int,
+) -> SourceLine:
+    samples = {name: _read_count(cells[name]) for name in stalls}
+    most = max(samples, key=lambda name: samples[name], default="")
+    short = most.removeprefix(STALL) if samples.get(most, 0.0) > 0.0 else ""
     reason = REASONS.get(short, short)
     return SourceLine(
         place,
