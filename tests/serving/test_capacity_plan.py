@@ -333,12 +333,12 @@ def test_a_batch_limit_that_is_never_reached_changes_nothing(
             assert other.last_token_s.tolist() != run.result.last_token_s.tolist()
 
 
-LATER_SEEDS = [pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3)]
+ALL_OPTIONS = [pytest.param(seed, 1, marks=pytest.mark.slow) for seed in range(4)]
 
 
-@pytest.mark.parametrize("seed", [0, *LATER_SEEDS])
+@pytest.mark.parametrize(("seed", "step"), [(0, 4), *ALL_OPTIONS])
 def test_no_long_run_serves_more_than_arithmetic_allows(
-    monkeypatch: pytest.MonkeyPatch, seed: int
+    monkeypatch: pytest.MonkeyPatch, seed: int, step: int
 ) -> None:
     """Beyond the bound of its steps a replica breaks a latency, or its queue grows without end."""
     random = np.random.default_rng(seed)
@@ -349,7 +349,7 @@ def test_no_long_run_serves_more_than_arithmetic_allows(
     tables = plan_options.StepTables()
     tried = SearchRange(tp=(1, 2), most_tokens=(8192, 512))
     options, _ = plan_options.list_options(demand, wattcast.load_gpu("h200"), tried)
-    for option in options:
+    for option in options[::step]:
         full = option_bounds.tabulate_option(demand, option, tables)
         assert full.costs is not None
         rate_per_s = 1.05 * full.most_per_s

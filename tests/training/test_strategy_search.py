@@ -18,8 +18,11 @@ from wattcast.workload.model_catalogue import load_model
 WIDE: dict[str, Any] = {"gpus": 1024, "tokens": "1B"}
 
 
-@pytest.mark.parametrize("minimise", ["time", pytest.param("energy", marks=pytest.mark.slow)])
-def test_no_option_beats_the_search_over_a_thousand_gpus(minimise: str) -> None:
+ALL_SETTINGS = [pytest.param(goal, 1, marks=pytest.mark.slow) for goal in ("time", "energy")]
+
+
+@pytest.mark.parametrize(("minimise", "step"), [("time", 3), *ALL_SETTINGS])
+def test_no_option_beats_the_search_over_a_thousand_gpus(minimise: str, step: int) -> None:
     """Whoever sets by hand what the search left open finds nothing faster or thriftier."""
     best = train("llama3-8b", "h100-sxm", minimise=minimise, **WIDE)
 
@@ -40,7 +43,7 @@ def test_no_option_beats_the_search_over_a_thousand_gpus(minimise: str) -> None:
         {"micro_batch": 4, "tp": 8},
         {"tp": 8, "pp": 4, "micro_batch": 1},
     ]
-    for setting in settings:
+    for setting in settings[::step]:
         own = train("llama3-8b", "h100-sxm", minimise=minimise, **WIDE, **setting)
         assert spend(own) >= spend(best) * (1.0 - 1e-9), setting
 

@@ -15,7 +15,6 @@ import sys
 import time
 from dataclasses import (
     asdict,
-    astuple,
     dataclass,
 )
 from itertools import pairwise
@@ -284,7 +283,7 @@ def poll_source(
             header[layout.STATUS] = layout.LOST if error.lost else layout.SAMPLING
             schedule.back_off(began_s, failed, error.lost)
             failed += 1
-        ring.write((read_s, energy_j, clock_hz, *astuple(slow)))
+        ring.write((read_s, energy_j, clock_hz, *vars(slow).values()))  # astuple copies each
         header[layout.PROCESSOR_NS] = time.process_time_ns() - born_ns
         _sleep_until(schedule.due_s, ring)
     header[layout.STATUS] = layout.STOPPED

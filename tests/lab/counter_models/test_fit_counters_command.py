@@ -89,7 +89,7 @@ def command_run(files: tuple[Path, Path]) -> tuple[tuple[str, str], CounterFit]:
             "--columns",
             files[1],
             "--folds",
-            4,
+            3,
             "--json",
             "--figures",
             files[0].parent / "figures",

@@ -202,6 +202,7 @@ class FitWorkbench:
         # the row of each benchmark at the default clocks; None where some benchmark has none
         self.anchor = _find_default_rows(self.table)
         self._cells: dict[tuple[CounterModelKind, str, bool, bool], GramCells] = {}
+        self._fits: dict[tuple[Any, ...], TermsFit] = {}
 
     def _check_offsets(self) -> None:
         """Refuse an offset at a memory clock that the table does not have."""
@@ -284,7 +285,23 @@ class FitWorkbench:
         """Fit a model to the benchmarks of ``train`` (and the operating points of ``clocks``).
 
         ``robust`` False omits the reweighting of outliers, for the many fits that choose settings.
+        Where two benchmarks are held out, one within the other, both orders ask for the same fit.
         """
+        if robust and self.estimator is CostEstimator.HUBER:
+            return self._fit_anew(model, settings, train, clocks, robust)
+        key = (model, settings, train.tobytes(), None if clocks is None else clocks.tobytes())
+        if key not in self._fits:
+            self._fits[key] = self._fit_anew(model, settings, train, clocks, robust)
+        return self._fits[key]
+
+    def _fit_anew(
+        self,
+        model: CounterModelKind,
+        settings: FitSettings,
+        train: Mask,
+        clocks: Mask | None,
+        robust: bool,
+    ) -> TermsFit:
         cells = self.make_cells(model, settings)
         terms = cells.terms
         table = self.tables[settings.variant]

@@ -13,6 +13,7 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TypeVar
 
 import msgspec
@@ -347,6 +348,7 @@ def read_engine_options(row: Plain) -> ModelOptions:
     return ModelOptions.from_names(stack=SoftwareStack.ENGINE, **formats)
 
 
+@cache
 def load_measured_model(name: str) -> ModelSpec:
     """Return the model of a measured engine from the configuration it was started with."""
     lines = read_lines(files("wattcast.lab.campaigns").joinpath("engine_models.jsonl"))
