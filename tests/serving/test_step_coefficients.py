@@ -34,9 +34,9 @@ def test_an_engine_that_was_told_nothing_has_the_blocks_of_one_that_was_started_
 def weigh_requests(waiting: int, running: int) -> int:
     requests = {
         "_arriving": [],
-        "_waiting": [None] * waiting,
-        "_prompts": [],
-        "_running": dict.fromkeys(range(running)),
+        "queue": [None] * waiting,
+        "prompts": [],
+        "decoding": dict.fromkeys(range(running)),
     }
     return EngineReplica.load.fget(cast(EngineReplica, SimpleNamespace(**requests)))
 

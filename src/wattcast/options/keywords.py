@@ -141,16 +141,17 @@ class SimulateKeywords(TypedDict, total=False):
     router: str
     prefill_replicas: int
     transfer: str | float
-    max_batched_tokens: int
-    max_seqs: int
-    block_tokens: int
+    max_batched_tokens: int | None
+    max_seqs: int | None
+    block_tokens: int | None
     cache_tokens: int | None
-    memory_utilisation: str | float
+    memory_utilisation: str | float | None
     max_model_len: int | None
     prefix_caching: bool | None
     prefix_hit_rate: str | float
     speculative_tokens: int
     acceptance_rate: str | float
+    engine_args: str | None
     clock: Quantity | None
     power_limit: Quantity | None
     engine: str | None

@@ -152,31 +152,37 @@ class LatencyTargets:
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Limits and features of every engine, named as vLLM names them."""
+    """Limits and features of every engine, named as vLLM names them.
+
+    Where a limit is not set, each engine has its own (``serving.engines.engine_defaults``).
+    """
 
     max_batched_tokens: Annotated[
-        int, Option("Most tokens of a step.", panel=_ENGINE_PANEL, least=1)
-    ] = 8192
-    max_seqs: Annotated[int, Option("Most sequences of a step.", panel=_ENGINE_PANEL, least=1)] = (
-        256
-    )
+        int | None,
+        Option("Most tokens of a step; default of vLLM: 8192.", panel=_ENGINE_PANEL, least=1),
+    ] = None
+    max_seqs: Annotated[
+        int | None,
+        Option("Most sequences of a step; default of vLLM: 256.", panel=_ENGINE_PANEL, least=1),
+    ] = None
     block_tokens: Annotated[
-        int, Option("Tokens of a cache block.", panel=_ENGINE_PANEL, least=1)
-    ] = 16
+        int | None,
+        Option("Tokens of a cache block; default of vLLM: 16.", panel=_ENGINE_PANEL, least=1),
+    ] = None
     cache_tokens: Annotated[
         int | None,
         Option("Cache, as the engine prints it; default: what fits.", panel=_ENGINE_PANEL, least=1),
     ] = None
     memory_utilisation: Annotated[
-        float,
+        float | None,
         Option(
-            "Share of the memory an engine takes.",
+            "Share of the memory an engine takes; default of vLLM: 0.9.",
             panel=_ENGINE_PANEL,
             unit="",
             above=0,
             most=1,
         ),
-    ] = 0.9
+    ] = None
     max_model_len: Annotated[
         int | None,
         Option("Most tokens of a request; default: the model's.", panel=_ENGINE_PANEL, least=1),
@@ -216,6 +222,13 @@ class EngineOptions:
             most=1,
         ),
     ] = 0.7
+    engine_args: Annotated[
+        str | None,
+        Option(
+            "Its scheduler's own: scheduler_recv_interval=30,enable_mixed_chunk=true.",
+            panel=_ENGINE_PANEL,
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
-"""Simulate continuous batching: a scheduler like vLLM's, its paged cache, its host and the GPU's
-governor.
+"""Simulate continuous batching: an engine's scheduler (``engines``), its paged cache, its host and
+the GPU's governor.
 
 Time has two clocks. The host schedules step n, launches it, waits for step n - 1 and hands out that
 step's tokens, which takes until e(n); then it takes in requests that arrived and goes on. The
@@ -40,6 +40,7 @@ import numpy as np
 
 from wattcast.core import BadInput
 from wattcast.core.arrays import Array
+from wattcast.serving.engines.step_scheduler import ActiveRequest, PromptChunks
 from wattcast.serving.governed_steps import settle_clock
 from wattcast.serving.prefix_cache import PrefixCache, SharedPath
 from wattcast.serving.request_plan import EngineSettings, RequestPlan
@@ -94,22 +95,6 @@ class ReplicaRun:
     asked_tokens: int = 0  # of prompts that were looked up in the prefix cache
     found_tokens: int = 0  # of these, found there
     most_running: int = 0  # requests at once
-
-
-@dataclass(slots=True)
-class _ActiveRequest:
-    """A request in the engine: its prompt is computed, then it decodes."""
-
-    request: int
-    shared: int  # tokens found in the cache, which others hold too
-    # Tokens in the cache so far; of a request that decodes, those it attended to at first.
-    context: float
-    remaining: int  # tokens of the prompt that are still to be computed
-    reserved: int  # tokens of cache that its prompt holds
-    path: SharedPath  # where the prefix cache keeps it
-    joined: int = 0  # tokens of cache that are in use from now on, since it shares them
-    begun: int = 0  # decode step at which it began to decode
-    kept: int = 0  # tokens of blocks that windows and states hold while it decodes
 
 
 @cache
@@ -179,6 +164,7 @@ class EngineReplica:
         self.costs = costs
         self.settings = settings
         self.plan = plan
+        self.scheduler = settings.scheduler()
 
         # time, and what was yielded by then
         self.now_s = 0.0
@@ -193,9 +179,9 @@ class EngineReplica:
 
         # requests on their way through the engine
         self._arriving: list[tuple[float, int]] = []  # a heap, by the time of arrival
-        self._waiting: deque[int] = deque()
-        self._prompts: list[_ActiveRequest] = []
-        self._running: dict[int, _ActiveRequest] = {}  # in order of admission
+        self.queue: deque[int] = deque()
+        self.prompts: list[ActiveRequest] = []
+        self.decoding: dict[int, ActiveRequest] = {}  # in order of admission
         # (decode step after which a request has all tokens, request)
         self._ends: list[tuple[int, int]] = []
         self._steps_left = list(plan.decode_steps)
@@ -205,18 +191,18 @@ class EngineReplica:
         self._last: list[int] = []
 
         # sums over these requests
-        self._step = 0  # decode steps so far
+        self.decode_step = 0  # decode steps so far
         self._context = 0.0  # tokens all decoding sequences attend to
         self._shared = 0  # of these, counted in the cache of another
         self._growth = 0.0  # tokens a step adds
         self._reserved = 0  # tokens of prompts being computed
         self._kept = 0  # tokens of blocks that windows and states of decoding sequences hold
         self._groups = costs.groups
-        self._full_groups = costs.groups.full
+        self.full_groups = costs.groups.full
         self._keeps_parts = bool(costs.groups.windows or costs.groups.states)
         self._tokens_a_block = costs.block_tokens * max(costs.groups.count, 1)  # of all groups
         # of each decoding sequence, on average: half of its last block is empty in every group
-        self._unfilled = 0.5 * (costs.block_tokens - 1) * costs.groups.count
+        self.unfilled_tokens = 0.5 * (costs.block_tokens - 1) * costs.groups.count
         self._cache: PrefixCache | None = None
         if settings.prefix_caching and not plan.carried:
             self._cache = PrefixCache(costs.block_tokens)
@@ -232,7 +218,7 @@ class EngineReplica:
         self._after_prompts = False  # the last step held prompts
         self._mean_w = costs.idle_w
         self._segments = array("d")  # rows of SEGMENT_COLUMNS, one after another
-        self._tokens_a_step = 1 + settings.speculative_tokens
+        self.tokens_a_step = 1 + settings.speculative_tokens
         self._decode_host_s: dict[int, tuple[float, float]] = {}  # by sequences
         host = costs.host
         factors = _draw_launches(settings.seed, host.launch_spread, host.launch_memory)
@@ -256,17 +242,18 @@ class EngineReplica:
         """
         self._has_told = False
         arriving = self._arriving
+        scheduler = self.scheduler
         events_left = _EVENTS_LEFT.get()
         while self.now_s < until_s and not (stops_at_end and self._has_told):
             if events_left is not None:
                 _count_event(events_left)
-            if arriving and arriving[0][0] <= self.now_s:
+            if arriving and arriving[0][0] <= self.now_s and scheduler.receives(self):
                 self._take_in_arrivals()
-            if not (self._running or self._prompts or self._waiting):
+            if not (self.decoding or self.prompts or self.queue):
                 if not self._idle_until_arrival():
                     return
                 continue
-            chunks = self._schedule_prompts() if self._prompts or self._waiting else []
+            chunks = scheduler.schedule_prompts(self) if self.prompts or self.queue else []
             if chunks:
                 self._advance_prompts(chunks)
             else:
@@ -299,12 +286,12 @@ class EngineReplica:
     @property
     def waiting(self) -> int:
         """Count the requests that wait for their prompt."""
-        return len(self._waiting)
+        return len(self.queue)
 
     @property
     def running(self) -> int:
         """Count the requests that are computed."""
-        return len(self._running) + len(self._prompts)
+        return len(self.decoding) + len(self.prompts)
 
     @property
     def cache_use(self) -> float:
@@ -315,8 +302,8 @@ class EngineReplica:
     def remaining_tokens(self) -> float:
         """Count the tokens that requests which decode are still to get."""
         ends = 0.0
-        for running in self._running.values():
-            steps = self._steps_left[running.request] - (self._step - running.begun)
+        for running in self.decoding.values():
+            steps = self._steps_left[running.request] - (self.decode_step - running.begun)
             ends += steps * self.plan.growth[running.request]
         return ends
 
@@ -325,8 +312,8 @@ class EngineReplica:
         """Weigh requests as vLLM's router does: one without its prompt counts as four that
         decode.
         """
-        without_prompt = len(self._arriving) + len(self._waiting) + len(self._prompts)
-        return STEPS.waiting_weight * without_prompt + len(self._running)
+        without_prompt = len(self._arriving) + len(self.queue) + len(self.prompts)
+        return STEPS.waiting_weight * without_prompt + len(self.decoding)
 
     # Requests come in
 
@@ -334,7 +321,7 @@ class EngineReplica:
         """Queue the requests that have arrived by now."""
         arriving = self._arriving
         while arriving and arriving[0][0] <= self.now_s:
-            self._waiting.append(heapq.heappop(arriving)[1])
+            self.queue.append(heapq.heappop(arriving)[1])
             self.now_s += self.costs.host.admit_s
 
     def _idle_until_arrival(self) -> bool:
@@ -366,49 +353,48 @@ class EngineReplica:
         cache = self._cache
         if cache is not None:
             used += cache.used_blocks * cache.block_tokens
-        unfilled = self._unfilled * len(self._running)
-        return self._full_groups * used + unfilled + self._reserved + self._kept
+        unfilled = self.unfilled_tokens * len(self.decoding)
+        return self.full_groups * used + unfilled + self._reserved + self._kept
 
-    def _schedule_prompts(self) -> list[tuple[_ActiveRequest, int]]:
-        """Choose prompt chunks for the next step: first those begun, then requests as they came."""
-        budget = self.settings.max_batched_tokens - len(self._running) * self._tokens_a_step
-        room = self.costs.cache_tokens - self._cache_used() - self._full_groups * self._growth
-        if room < 0 and self._running:
-            return []
-        chunks = []
-        for prompt in self._prompts:
-            tokens = min(prompt.remaining, budget)
-            if tokens > 0:
-                chunks.append((prompt, tokens))
-                budget -= tokens
-        waiting = self._waiting
-        max_seqs = self.settings.max_seqs
-        while waiting and budget > 0:
-            running = len(self._running) + len(self._prompts)
-            if running >= max_seqs:
-                break
-            prompt = self._reserve_cache(waiting[0])
-            needed = prompt.reserved + prompt.joined
-            if needed > room:
-                break
-            waiting.popleft()
-            if running >= self.most_running:
-                self.most_running = running + 1
-            self._enter_cache(prompt)
-            room -= needed
-            if self.plan.carried and prompt.request not in self._again:
-                # nothing is to be computed: it decodes at once
-                prompt.context += prompt.remaining
-                self._begin_decoding(prompt)
-                continue
-            self._reserved += prompt.reserved
-            self._prompts.append(prompt)
-            tokens = min(prompt.remaining, budget)
-            budget -= tokens
-            chunks.append((prompt, tokens))
-        return chunks
+    # What the scheduler asks for
 
-    def _reserve_cache(self, request: int) -> _ActiveRequest:
+    def count_room(self) -> float:
+        """Count the tokens of cache that are free after one more decode step."""
+        return self.costs.cache_tokens - self._cache_used() - self.full_groups * self._growth
+
+    def count_left(self, active: ActiveRequest) -> float:
+        """Count the tokens that a request with a place is still to get."""
+        request = active.request
+        steps = self._steps_left[request]
+        if request in self.decoding:
+            steps -= self.decode_step - active.begun
+        return steps * self.plan.growth[request]
+
+    def count_outputs(self, active: ActiveRequest) -> float:
+        """Count the tokens that a request which decodes has got since it came in."""
+        return 1.0 + self._count_growth(active)
+
+    def count_wanted(self, request: int) -> float:
+        """Count the tokens that a request is to get from where it came in, or comes in next."""
+        return self._steps_left[request] * self.plan.growth[request]
+
+    def admit(self, prompt: ActiveRequest) -> bool:
+        """Give the first request of the queue its place; False: it has no prompt to compute."""
+        self.queue.popleft()
+        running = self.running
+        if running >= self.most_running:
+            self.most_running = running + 1
+        self._enter_cache(prompt)
+        if self.plan.carried and prompt.request not in self._again:
+            # nothing is to be computed: it decodes at once
+            prompt.context += prompt.remaining
+            self._begin_decoding(prompt)
+            return False
+        self._reserved += prompt.reserved
+        self.prompts.append(prompt)
+        return True
+
+    def reserve_cache(self, request: int) -> ActiveRequest:
         """Return a request as it would come in: what the cache holds of it and what it needs."""
         plan = self.plan
         total = self._again.get(request, plan.prompt_tokens[request])
@@ -422,12 +408,12 @@ class EngineReplica:
             cached_tokens = max(cached_tokens, prefix.found_tokens)
             shared = max(shared, prefix.shared_tokens)
             joined = prefix.new_blocks * block
-        full_groups = self._full_groups
+        full_groups = self.full_groups
         reserved = full_groups * (-(-(total - shared) // block) * block)
         if self._keeps_parts:
             reserved += self._groups.count_kept_tokens(total, self.settings.max_batched_tokens)
         joined *= full_groups
-        return _ActiveRequest(
+        return ActiveRequest(
             request,
             shared,
             cached_tokens,
@@ -437,7 +423,7 @@ class EngineReplica:
             joined,
         )
 
-    def _enter_cache(self, prompt: _ActiveRequest) -> None:
+    def _enter_cache(self, prompt: ActiveRequest) -> None:
         """Note that a request uses what the cache holds of it."""
         if self._cache is None:
             return
@@ -448,14 +434,14 @@ class EngineReplica:
 
     def _leave_cache(
         self,
-        request: _ActiveRequest,
+        request: ActiveRequest,
         tokens: float,
     ) -> None:
         """Leave so many tokens of a request in the cache for later prompts."""
         if self._cache is not None:
             self._cache.leave(request.path, int(tokens))
 
-    def _begin_decoding(self, prompt: _ActiveRequest) -> None:
+    def _begin_decoding(self, prompt: ActiveRequest) -> None:
         request = prompt.request
         steps = self._steps_left[request]
         if steps <= 0:
@@ -464,24 +450,24 @@ class EngineReplica:
             self.outstanding -= 1
             return
         prompt.context += 1.0
-        prompt.begun = self._step
+        prompt.begun = self.decode_step
         if self._keeps_parts:
             prompt.kept = self._groups.count_kept_tokens(int(prompt.context) + steps)
             self._kept += prompt.kept
-        self._running[request] = prompt
+        self.decoding[request] = prompt
         self._context += prompt.context
         self._shared += prompt.shared
         self._growth += self.plan.growth[request]
-        heapq.heappush(self._ends, (self._step + steps, request))
+        heapq.heappush(self._ends, (self.decode_step + steps, request))
 
     # Steps
 
-    def _advance_prompts(self, chunks: list[tuple[_ActiveRequest, int]]) -> None:
-        """Simulate one step that holds prompt chunks besides the decodes."""
+    def _advance_prompts(self, chunks: PromptChunks) -> None:
+        """Simulate one step that holds prompt chunks, and the decodes if the engine mixes them."""
         costs = self.costs
         host = costs.host
-        decodes = len(self._running)
-        shape, ended = self._shape_prompt_step(chunks)
+        decodes = len(self.decoding) if self.scheduler.mixes else 0
+        shape, ended = self._shape_prompt_step(chunks, decodes)
         tokens = shape[0]
 
         # the host launches the step, then hands out the tokens of the step before
@@ -503,7 +489,7 @@ class EngineReplica:
         energy_j += costs.waiting_w * waited_s
         self.device_s = start_s + step_s
         self._after_prompts = True
-        prompt_tokens = tokens - decodes * self._tokens_a_step
+        prompt_tokens = tokens - decodes * self.tokens_a_step
         counts = (1, decodes, len(chunks), prompt_tokens)
         self._record(
             begin_s,
@@ -515,15 +501,16 @@ class EngineReplica:
             waited_s,
         )
 
-        self._context += self._growth
-        self._step += 1
+        if self.scheduler.mixes:
+            self._context += self._growth
+            self.decode_step += 1
         if decodes:
             self._end_requests()
         if ended:
             self._end_prompts()
 
-    def _shape_prompt_step(self, chunks: list[tuple[_ActiveRequest, int]]) -> tuple[StepShape, int]:
-        """Take the chunks of a step off their prompts.
+    def _shape_prompt_step(self, chunks: PromptChunks, decodes: int) -> tuple[StepShape, int]:
+        """Take the chunks of a step off their prompts; ``decodes`` requests decode in it.
 
         Return the shape of the step, and how many prompts end with it.
         """
@@ -536,16 +523,15 @@ class EngineReplica:
             prompt.remaining -= tokens
             prompt_tokens += tokens
             ended += prompt.remaining == 0
-        decodes = len(self._running)
-        decode_tokens = decodes * self._tokens_a_step
+        decode_tokens = decodes * self.tokens_a_step
         context = self._context / decodes if decodes else 0.0
         shape = (prompt_tokens + decode_tokens, decodes, context, sizes, decode_tokens + ended)
         return shape, ended
 
     def _end_prompts(self) -> None:
         """Let the requests decode whose prompt has been computed."""
-        prompts = self._prompts
-        self._prompts = [prompt for prompt in prompts if prompt.remaining]
+        prompts = self.prompts
+        self.prompts = [prompt for prompt in prompts if prompt.remaining]
         for prompt in prompts:
             if prompt.remaining:
                 continue
@@ -556,10 +542,10 @@ class EngineReplica:
 
     def _advance_decodes(self, until_s: float) -> None:
         """Simulate a run of decode-only steps up to the next event, as one."""
-        most_steps = self._make_room()
+        most_steps = min(self._make_room(), self.scheduler.count_steps_ahead(self))
         costs = self.costs
-        decodes = len(self._running)
-        tokens = decodes * self._tokens_a_step
+        decodes = len(self.decoding)
+        tokens = decodes * self.tokens_a_step
         cost = costs.decode_cost_at_top(tokens, decodes, self._context / decodes)
 
         # host and device in the first step
@@ -596,7 +582,7 @@ class EngineReplica:
             waited_s,
         )
         self._context += self._growth * steps
-        self._step += steps
+        self.decode_step += steps
         self._end_requests()
 
     def _run_decodes(
@@ -609,8 +595,8 @@ class EngineReplica:
 
         All of them are taken at the mean of the first and the last context.
         """
-        decodes = len(self._running)
-        tokens = decodes * self._tokens_a_step
+        decodes = len(self.decoding)
+        tokens = decodes * self.tokens_a_step
         context = self._context / decodes
         last_context = context + self._growth / decodes * (steps - 1)
         if steps > 1:
@@ -625,7 +611,7 @@ class EngineReplica:
         times_s = self._decode_host_s.get(decodes)
         if times_s is None:
             host = self.costs.host
-            launch_s = self.costs.launch_s(decodes * self._tokens_a_step, decodes)
+            launch_s = self.costs.launch_s(decodes * self.tokens_a_step, decodes)
             launch_s = launch_s + host.schedule_s + host.schedule_per_sequence_s * decodes
             output_s = host.output_s + host.output_per_sequence_s * decodes
             times_s = self._decode_host_s[decodes] = (launch_s, output_s)
@@ -636,17 +622,17 @@ class EngineReplica:
 
         Returns the most steps before a request ends or the cache is full.
         """
-        if not self._running:  # prompts wait for cache that nobody will free
+        if not self.decoding:  # prompts wait for cache that nobody will free
             raise BadInput(
                 "no request can be admitted: the cache is too small for the next prompt."
             )
         room = self.costs.cache_tokens - self._cache_used()
-        growth = self._full_groups * self._growth
-        while room < growth and len(self._running) > 1:
+        growth = self.full_groups * self._growth
+        while room < growth and len(self.decoding) > 1:
             self._preempt()
             room = self.costs.cache_tokens - self._cache_used()
-            growth = self._full_groups * self._growth
-        most_steps = self._ends[0][0] - self._step
+            growth = self.full_groups * self._growth
+        most_steps = self._ends[0][0] - self.decode_step
         if growth > 0:
             most_steps = max(min(most_steps, int(room / growth)), 1)
         return most_steps
@@ -662,7 +648,8 @@ class EngineReplica:
 
         ``outputs_s`` are when the first and the second step hand out their tokens.
         """
-        event_s = self._arriving[0][0] if self._arriving else until_s
+        arriving = self._arriving
+        event_s = arriving[0][0] if arriving and self.scheduler.receives_always else until_s
         first_s, second_s = outputs_s
         answers = self._tell_end is not None and self._last  # those who have the last token now
         if first_s >= event_s or answers:
@@ -675,9 +662,9 @@ class EngineReplica:
     def _end_requests(self) -> None:
         """Take requests out that have all their tokens scheduled."""
         ends = self._ends
-        while ends and ends[0][0] <= self._step:
+        while ends and ends[0][0] <= self.decode_step:
             at_step, request = heapq.heappop(ends)
-            running = self._running.get(request)
+            running = self.decoding.get(request)
             if running is None or running.begun + self._steps_left[request] != at_step:
                 continue  # was preempted, and has another end
             self._drop(running)
@@ -685,32 +672,35 @@ class EngineReplica:
             self._last.append(request)
             self.outstanding -= 1
 
-    def _drop(self, running: _ActiveRequest) -> None:
+    def _drop(self, running: ActiveRequest) -> None:
         request = running.request
         self._context -= running.context + self._count_growth(running)
         self._growth -= self.plan.growth[request]
         self._shared -= running.shared
         self._kept -= running.kept
-        del self._running[request]
-        if not self._running:  # no rounding error is carried on
+        del self.decoding[request]
+        if not self.decoding:  # no rounding error is carried on
             self._context = 0.0
             self._growth = 0.0
 
-    def _count_growth(self, running: _ActiveRequest) -> float:
+    def _count_growth(self, running: ActiveRequest) -> float:
         """Count the tokens that a request has decoded since it was admitted."""
-        return self.plan.growth[running.request] * (self._step - running.begun)
+        return self.plan.growth[running.request] * (self.decode_step - running.begun)
 
     def _preempt(self) -> None:
-        """Evict the request that was admitted last; it computes its prompt and its tokens anew."""
-        running = self._running[next(reversed(self._running))]
+        """Evict the request that the scheduler chooses; it computes prompt and tokens anew."""
+        running = self.scheduler.choose_victim(self)
         request = running.request
-        done = self._step - running.begun
+        done = self.decode_step - running.begun
         tokens = int(running.context + self._count_growth(running))
         self._drop(running)
         self._leave_cache(running, tokens - 1)
         self._steps_left[request] -= done
         self._again[request] = tokens
-        self._waiting.appendleft(request)
+        if self.scheduler.requeues_first:
+            self.queue.appendleft(request)
+        else:
+            self.queue.append(request)
         self.preemptions += 1
 
     def _run_steps(
@@ -819,10 +809,11 @@ class EngineReplica:
             *counts,
             self._context / decodes if decodes else 0.0,
             energy_j,
-            len(self._waiting),
+            len(self.queue),
             used_tokens / costs.cache_tokens,
             waited_s,
         )
         self._segments.frombytes(segment)
         self.spent_j += energy_j
-        self.decoded += self._growth * counts[0]
+        if decodes:
+            self.decoded += self._growth * counts[0]

@@ -13,6 +13,8 @@ from wattcast.serving.arrivals import (
     Counts,
     Trace,
 )
+from wattcast.serving.engines.step_scheduler import StartScheduler
+from wattcast.serving.engines.vllm_scheduler import VllmScheduler
 from wattcast.serving.prefix_cache import SharedPath, Stretch
 from wattcast.workload.engine_schedule import STEP_TOKENS
 
@@ -29,6 +31,7 @@ class EngineSettings:
     seed: int = 1
     prefix_caching: bool = True  # whether prompts are kept for later ones
     block_tokens: int = 16  # of the paged cache
+    scheduler: StartScheduler = VllmScheduler  # of the engine, one for each replica
 
     def __post_init__(self) -> None:
         ranges = {

@@ -63,6 +63,12 @@ from wattcast.serving.engine_simulator import (
     Patience,
     ReplicaRun,
 )
+from wattcast.serving.engines.engine_defaults import (
+    EngineLimits,
+    describe_scheduler,
+    fill_limits,
+    start_scheduler,
+)
 from wattcast.serving.latency_bounds import LatencyBound, parse_both_bounds
 from wattcast.serving.request_plan import (
     EngineSettings,
@@ -154,6 +160,7 @@ def simulate(
     prices = read_prices(chosen[PriceOptions])
     chip = find_gpu(gpu, settings.node, settings.engine)
     run = _read_engine_run(chosen.select_keywords(ModelOptions))
+    limits = fill_limits(chosen[EngineOptions], chip, run.tp)
 
     most_tokens = _limit_length(spec, chosen[EngineOptions], settings.force)
     drawn = _draw_loads(chosen, spec.name, most_tokens)
@@ -165,19 +172,21 @@ def simulate(
         chip,
         run,
         chosen,
+        limits,
         drawn.traces,
         most_tokens,
     )
     results = _serve_loads(
         drawn.loads,
         costs,
-        spec,
-        chosen,
+        _list_settings(spec, chip, chosen, limits, costs.block_tokens),
+        chosen[Deployment],
         bounds,
         prices,
     )
     first = results[0]
     notes = [drawn.rejection] if drawn.rejection else []
+    notes += describe_scheduler(chip.engine)
     return replace(
         first,
         seed_spread=_measure_spread(results) if len(results) > 1 else {},
@@ -245,6 +254,7 @@ def _tabulate_engine(
     chip: Gpu,
     run: ModelOptions,
     chosen: ParsedOptions,
+    limits: EngineLimits,
     traces: Sequence[Trace],
     most_tokens: int | None,
 ) -> StepCosts:
@@ -253,16 +263,17 @@ def _tabulate_engine(
     settings = chosen[SettingOptions]
     longest_context = max(_longest_context(trace) for trace in traces)
     steps = StepRange(
-        max_tokens=engine.max_batched_tokens,
-        max_seqs=max(engine.max_seqs // run.pp, 1),
+        max_tokens=limits.max_batched_tokens,
+        max_seqs=max(limits.max_seqs // run.pp, 1),
         longest_context=longest_context,
         context_spread=traces[0].context_spread,
         tokens_a_step=1 + engine.speculative_tokens,
     )
     cache_setting = CacheSetting(
-        block_tokens=engine.block_tokens,
-        memory_utilisation=engine.memory_utilisation,
+        block_tokens=limits.block_tokens,
+        memory_utilisation=limits.memory_utilisation,
         prefix_caching=_caches_prefixes(spec, engine),
+        share=limits.memory_share,
     )
     costs = tabulate_step_costs(
         spec,
@@ -279,7 +290,7 @@ def _tabulate_engine(
     room_tokens = costs.groups.convert_engine_tokens(
         engine.cache_tokens,
         most_tokens or longest_context,
-        engine.max_batched_tokens,
+        limits.max_batched_tokens,
     )
     return replace(costs, cache_tokens=room_tokens)
 
@@ -386,29 +397,41 @@ def _longest_context(trace: Trace) -> int:
     return int((trace.prompt_tokens + trace.output_tokens).max())
 
 
+def _list_settings(
+    spec: ModelSpec,
+    chip: Gpu,
+    chosen: ParsedOptions,
+    limits: EngineLimits,
+    block_tokens: int,
+) -> list[EngineSettings]:
+    """Return the settings of an engine for the requests of each seed."""
+    engine = chosen[EngineOptions]
+    start = start_scheduler(chip.engine, engine.engine_args)
+    first = EngineSettings(
+        limits.max_batched_tokens,
+        limits.max_seqs,
+        engine.prefix_hit_rate,
+        engine.speculative_tokens,
+        engine.acceptance_rate,
+        chosen[RequestShape].seed,
+        _caches_prefixes(spec, engine),
+        block_tokens,
+        start,
+    )
+    return [replace(first, seed=first.seed + place) for place in range(chosen[Traffic].seeds)]
+
+
 def _serve_loads(
     loads: Sequence[Trace | Sessions],
     costs: StepCosts,
-    spec: ModelSpec,
-    chosen: ParsedOptions,
+    settings_by_seed: Sequence[EngineSettings],
+    deployment: Deployment,
     bounds: tuple[LatencyBound, ...],
     prices: Prices,
 ) -> list[ServingResult]:
     """Serve the requests of each seed."""
-    engine = chosen[EngineOptions]
-    deployment = chosen[Deployment]
     results = []
-    for place, load in enumerate(loads):
-        settings = EngineSettings(
-            engine.max_batched_tokens,
-            engine.max_seqs,
-            engine.prefix_hit_rate,
-            engine.speculative_tokens,
-            engine.acceptance_rate,
-            chosen[RequestShape].seed + place,
-            _caches_prefixes(spec, engine),
-            costs.block_tokens,
-        )
+    for load, settings in zip(loads, settings_by_seed, strict=True):
         if isinstance(load, Sessions):
             result = _serve_sessions(
                 load,

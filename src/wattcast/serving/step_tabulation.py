@@ -49,6 +49,7 @@ from wattcast.serving.cache_layout import (
     keeps_prefixes,
     measure_layer_caches,
 )
+from wattcast.serving.engines.engine_defaults import MemoryShare
 from wattcast.serving.step_coefficients import STEPS
 from wattcast.serving.step_costs import StepCosts
 from wattcast.workload.build_model import build_graph, compute_footprint
@@ -123,6 +124,7 @@ class CacheSetting:
     block_tokens: int = BLOCK_TOKENS
     memory_utilisation: float = MEMORY_UTILISATION
     prefix_caching: bool | None = None  # None: as the engine decides for the model
+    share: MemoryShare = MemoryShare.ALL  # what that share of the memory holds
 
 
 _USUAL_STEPS = StepRange()
@@ -613,6 +615,8 @@ def measure_cache(
 
     tokens = (u M - weights - activations - workspace) / bytes a token
 
+    Engines differ in what their share u holds: SGLang leaves activations out of it, and
+    TensorRT-LLM's is one of the memory that all else leaves.
     Where layers keep different things, tokens are those of the blocks that groups of layers share.
     """
     largest = replace(
@@ -625,7 +629,14 @@ def measure_cache(
     need = compute_footprint(model, largest)
     memory_byte = load_host_times().visible_memory * float(np.min(gpu.memory.capacity_byte))
     usable_byte = memory_byte * setting.memory_utilisation
-    cache_byte = usable_byte - need.weight_byte - need.activation_byte - need.workspace_byte
+    step_byte = need.activation_byte + need.workspace_byte
+    if setting.share is MemoryShare.ALL:
+        cache_byte = usable_byte - need.weight_byte - step_byte
+    elif setting.share is MemoryShare.STATIC:
+        cache_byte = usable_byte - need.weight_byte
+    else:
+        free_byte = memory_byte - need.weight_byte - step_byte
+        cache_byte = setting.memory_utilisation * free_byte
     byte_per_token = need.cache_byte / max_tokens
     tokens = _NO_ATTENTION_LIMIT
     prefix_caching = setting.prefix_caching
@@ -651,6 +662,15 @@ def measure_cache(
         prefixes = "" if prefix_caching else ", without a cache of prefixes"
         group_count = groups.count + groups.states
         content = f"{blocks} of one of {group_count} groups of layers{prefixes}"
-    share = f"{setting.memory_utilisation:.0%} of the memory"
-    note = f"cache: {content}, {share} less weights and activations"
+    note = f"cache: {content}, {_describe_share(setting)}"
     return CacheSize(tokens, byte_per_token, note, groups)
+
+
+def _describe_share(setting: CacheSetting) -> str:
+    """Say what of the memory is the cache."""
+    share = f"{setting.memory_utilisation:.0%} of the memory"
+    if setting.share is MemoryShare.STATIC:
+        return f"{share} less weights"
+    if setting.share is MemoryShare.FREE:
+        return f"{share} that weights and activations leave"
+    return f"{share} less weights and activations"

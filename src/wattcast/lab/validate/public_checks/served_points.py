@@ -37,7 +37,9 @@ from wattcast.calibrate.scoring import (
 from wattcast.calibrate.table_files import system_name
 from wattcast.core.errors import WattcastError
 from wattcast.lab.module_commands import require_measurements, run_module
+from wattcast.lab.validate.public_checks.served_recipes import Recipe, find_recipe
 from wattcast.predictor.bundle.calibrated import USUAL_ENGINE
+from wattcast.serving.arrivals import Trace, make_trace
 from wattcast.serving.simulate_serving import simulate
 
 TABLE = Path("aiconfigurator_serving") / "silicon_sample.csv.gz"
@@ -50,9 +52,8 @@ _NODE_GPUS = 8
 _RACK_NODE_GPUS = 4  # of one node of a rack of GB200
 _WAVES = 10  # requests in all, over those in flight, as InferenceMAX's benchmark asks them
 _LEAST_REQUESTS = 16
-# lengths from 0.8 to 1 of the nominal ones, as a lognormal of the same mean and deviation
-_DRAWN_MEDIAN = 0.9
-_DRAWN_SIGMA = 0.065
+_TRTLLM_TOKENS = 8192  # of a step by default; prompts are computed whole
+_SHORTEST_DRAWN = 0.8  # of the nominal lengths
 _DRAWN_ORIGINS = ("db-dump", "daily csv")
 # model -> catalogue's name, and the weights that each precision means
 _MODELS: dict[str, tuple[str, dict[str, str]]] = {
@@ -170,12 +171,18 @@ def _parse_point(line: Mapping[str, str]) -> ServedPoint:
     )
 
 
-def choose_points(points: Sequence[ServedPoint], most: int = _MOST_POINTS) -> list[ServedPoint]:
-    """Choose up to ``most`` points of each group by a crc32 of their names."""
+def choose_points(
+    points: Sequence[ServedPoint],
+    most: int = _MOST_POINTS,
+    passed_over: int = 0,
+) -> list[ServedPoint]:
+    """Choose up to ``most`` points of each group by a crc32 of their names, after as many that are
+    ``passed_over``: what follows the judged ones may be looked at before anything is judged.
+    """
     groups: dict[tuple[str, str, str, str], list[ServedPoint]] = {}
     for point in sorted(points, key=lambda point: zlib.crc32(point.name.encode())):
         groups.setdefault(point.group, []).append(point)
-    return [point for group in sorted(groups) for point in groups[group][:most]]
+    return [point for group in sorted(groups) for point in groups[group][passed_over:][:most]]
 
 
 def ask_point(point: ServedPoint) -> tuple[float, float]:
@@ -183,27 +190,42 @@ def ask_point(point: ServedPoint) -> tuple[float, float]:
 
     All clients begin at once, so that the first prompts wait for one another, as in a benchmark.
     """
+    recipe: Recipe = {"max_seqs": max(point.concurrency, 256)}
+    if point.is_drawn:
+        recipe |= find_recipe(
+            point.engine,
+            point.gpu,
+            point.model,
+            point.quantization,
+            point.gpus,
+            point.concurrency,
+            (point.prompt, point.output),
+        )
+    elif point.engine == "trtllm":
+        recipe["max_batched_tokens"] = max(point.prompt + point.concurrency, _TRTLLM_TOKENS)
     result = simulate(
         point.model,
         gpu=point.gpu,
         concurrency=point.concurrency,
-        prompt=_describe_length(point.prompt, point.is_drawn),
-        output=_describe_length(point.output, point.is_drawn),
-        requests=max(_WAVES * point.concurrency, _LEAST_REQUESTS),
+        trace=_draw_requests(point),
         tp=point.gpus,
         ep=point.expert_gpus,
         quantization=point.quantization,
-        max_seqs=max(point.concurrency, 256),
         engine=point.engine if point.engine != USUAL_ENGINE else None,
         force=True,
+        **recipe,
     )
     return float(np.mean(result.ttft_s)), float(np.mean(result.tpot_s))
 
 
-def _describe_length(tokens: int, is_drawn: bool) -> str:
-    if not is_drawn:
-        return str(tokens)
-    return f"lognormal:median={_DRAWN_MEDIAN * tokens:.0f},sigma={_DRAWN_SIGMA}"
+def _draw_requests(point: ServedPoint) -> Trace:
+    """Return the requests of a point, drawn from 0.8 to 1 of its lengths or as long as stated."""
+    count = max(_WAVES * point.concurrency, _LEAST_REQUESTS)
+    shortest = _SHORTEST_DRAWN if point.is_drawn else 1.0
+    random = np.random.default_rng(zlib.crc32(point.name.encode()))
+    prompts = random.uniform(shortest * point.prompt, point.prompt, count)
+    outputs = random.uniform(shortest * point.output, point.output, count)
+    return make_trace(np.zeros(count), np.ceil(prompts), np.ceil(outputs))
 
 
 @dataclass(frozen=True)
@@ -282,14 +304,23 @@ def main() -> None:
         help="points of a group",
     )
     parser.add_argument("--gpu", help="those of one card alone")
+    parser.add_argument("--engine", help="those of one engine alone")
+    parser.add_argument(
+        "--passed-over",
+        type=int,
+        default=0,
+        help="points of a group that are left to be judged",
+    )
     options = parser.parse_args()
     require_measurements(options.reference / TABLE)
     points, left_out = read_points(options.reference)
     for reason, count in sorted(left_out.items()):
         print(f"left out, {count} rows: {reason}")
     answers = []
-    for point in choose_points(points, options.most):
+    for point in choose_points(points, options.most, options.passed_over):
         if options.gpu and point.gpu != options.gpu:
+            continue
+        if options.engine and point.engine != options.engine:
             continue
         answer = _ask_safely(point)
         answers.append(answer)
