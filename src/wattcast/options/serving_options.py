@@ -37,6 +37,7 @@ MOST_REPLICAS = 4096
 _LENGTHS = "512, lognormal:median=512,sigma=0.8, a file."
 _TRAFFIC_PANEL = "Traffic in detail"
 _ENGINE_PANEL = "The engine"
+_SEVERAL_PANEL = "Several GPUs"
 _REPLICA_PANEL = "The search"
 
 
@@ -159,15 +160,15 @@ class EngineOptions:
 
     max_batched_tokens: Annotated[
         int | None,
-        Option("Most tokens of a step; default of vLLM: 8192.", panel=_ENGINE_PANEL, least=1),
+        Option("Most tokens of a step.", panel=_ENGINE_PANEL, least=1),
     ] = None
     max_seqs: Annotated[
         int | None,
-        Option("Most sequences of a step; default of vLLM: 256.", panel=_ENGINE_PANEL, least=1),
+        Option("Most sequences of a step.", panel=_ENGINE_PANEL, least=1),
     ] = None
     block_tokens: Annotated[
         int | None,
-        Option("Tokens of a cache block; default of vLLM: 16.", panel=_ENGINE_PANEL, least=1),
+        Option("Tokens of a cache block.", panel=_ENGINE_PANEL, least=1),
     ] = None
     cache_tokens: Annotated[
         int | None,
@@ -176,7 +177,7 @@ class EngineOptions:
     memory_utilisation: Annotated[
         float | None,
         Option(
-            "Share of the memory an engine takes; default of vLLM: 0.9.",
+            "Share of the memory an engine takes.",
             panel=_ENGINE_PANEL,
             unit="",
             above=0,
@@ -225,7 +226,7 @@ class EngineOptions:
     engine_args: Annotated[
         str | None,
         Option(
-            "Its scheduler's own: scheduler_recv_interval=30,enable_mixed_chunk=true.",
+            "Of its scheduler: enable_mixed_chunk=true.",
             panel=_ENGINE_PANEL,
         ),
     ] = None
@@ -239,13 +240,13 @@ class Deployment:
         int, Option("Engines that share requests.", least=1, most=MOST_REPLICAS)
     ] = 1
     router: Annotated[
-        str, Option("round-robin|least-loaded|sticky", choices=ROUTERS, panel=_ENGINE_PANEL)
+        str, Option("round-robin|least-loaded|sticky", choices=ROUTERS, panel=_SEVERAL_PANEL)
     ] = "round-robin"
     prefill_replicas: Annotated[
         int,
         Option(
             "Engines for prompts alone; others decode.",
-            panel=_ENGINE_PANEL,
+            panel=_SEVERAL_PANEL,
             least=0,
             most=MOST_REPLICAS,
         ),
@@ -254,7 +255,7 @@ class Deployment:
         float,
         Option(
             "Speed of sending a prompt's cache on.",
-            panel=_ENGINE_PANEL,
+            panel=_SEVERAL_PANEL,
             unit="byte/s",
             above=0,
         ),

@@ -124,8 +124,8 @@ def engine_bundle(gpu: Gpu) -> Bundle:
     calibrated = calibrated_bundle(gpu)
     if calibrated is not None:
         note = (
-            f"engine {gpu.engine}: its products, attention and experts; how an engine schedules, "
-            "launches and cuts its work is vLLM's"
+            f"engine {gpu.engine}: its products, attention and experts; how an engine launches and "
+            "cuts its work is vLLM's"
         )
         return replace(calibrated, assumptions=(*calibrated.assumptions, note))
     cards = list_engine_cards(gpu.engine)

@@ -21,6 +21,7 @@ from wattcast.serving.engines.vllm_scheduler import VllmScheduler
 from wattcast.serving.step_coefficients import STEPS
 from wattcast.workload.engine_schedule import STEP_TOKENS
 
+_VLLM_SEQS = 256  # of a step, as plans have them too
 _MIB = float(1 << 20)
 _GIB = float(1 << 30)
 # Memory of a card -> the most tokens of a step of prompts (SGLang's ``chunked_prefill_size``).
@@ -109,7 +110,9 @@ def _default_limits(
             SCHEDULERS.trtllm_free_share,
             share,
         )
-    return EngineLimits(STEP_TOKENS, 256, STEPS.block_tokens, STEPS.memory_utilisation, share)
+    return EngineLimits(
+        STEP_TOKENS, _VLLM_SEQS, STEPS.block_tokens, STEPS.memory_utilisation, share
+    )
 
 
 def _choose_chunk(gpu: Gpu) -> int:

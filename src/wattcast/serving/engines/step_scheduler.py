@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from wattcast.serving.prefix_cache import SharedPath
-    from wattcast.serving.request_plan import EngineSettings
 
 UNTIL_AN_EVENT = 1 << 62  # decode steps before a scheduler decides anew
 
@@ -44,10 +43,25 @@ class ActiveRequest:
 PromptChunks = list[tuple[ActiveRequest, int]]  # a prompt, and how many of its tokens
 
 
+class StepLimits(Protocol):
+    """The most that a step of an engine holds."""
+
+    @property
+    def max_batched_tokens(self) -> int:
+        """Tokens of a step; of prompts alone where these have steps of their own."""
+
+    @property
+    def max_seqs(self) -> int:
+        """Sequences of a step."""
+
+
 class EngineState(Protocol):
     """What a scheduler sees of its engine, and how it admits requests."""
 
-    settings: EngineSettings
+    @property
+    def settings(self) -> StepLimits:
+        """The limits of the engine."""
+
     queue: deque[int]  # requests without a place, in order of arrival
     prompts: list[ActiveRequest]  # begun, in order of admission
     decoding: dict[int, ActiveRequest]  # in order of admission
