@@ -54,6 +54,10 @@ def microbench(
 ) -> CommandOutput:
     """Time, power and energy of every unit of the GPU: arithmetic, memory, structure and mixes.
 
+    Curves: --only intensity sweeps flops a byte; --only walk,walk_dram,dense,ring finds lines and
+    sectors, --only ways_16k,ways_64k,ways_256k sets, --only atomic_lines L2 slices, --only launch
+    times launches and graphs. --show RESULTS says what they tell.
+
     Examples: wattcast lab microbench --out rows --repeats 2;  wattcast lab microbench --show rows
     """
     if {"plot", "figures"} & env.typed_options and (show is None or table is not None):
@@ -159,11 +163,17 @@ def _show_results(
     number = gpu.compute_capability.replace(".", "")
     architecture = f"sm_{number}a" if number == "90" else f"sm_{number}"
     have = {r.name: r.version for r in results}
-    again = [
-        b.name
+    missing = [
+        b
         for b in list_benchmarks()
         if b.supported(architecture) and have.get(b.name, 0) < b.version
     ]
+    again = [b.name for b in missing if b.has_run]
+    notes = [f"not measured, or by an older kernel: {', '.join(again)}"] if again else []
+    never_run = [b.curve for b in missing if not b.has_run]
+    if never_run:
+        curves = ", ".join(dict.fromkeys(never_run))
+        notes.append(f"{len(never_run)} kernels have run on no card yet, of the curves {curves}")
     source = ", ".join(
         filter(None, [describe_card(place) or gpu.title, f"{place.name}/microbench.jsonl"])
     )
@@ -177,7 +187,7 @@ def _show_results(
         partial(report.results_to_plain, results, gpu),
         print_text,
         figures=partial(report.make_microbench_figures, results, gpu, source),
-        notes=[f"not measured, or by an older kernel: {', '.join(again)}"] if again else [],
+        notes=notes,
     )
 
 

@@ -25,7 +25,8 @@ from wattcast.lab.microbench.benchmark_kernels import (
     read_stamps,
     sustain_load,
 )
-from wattcast.lab.microbench.benchmark_suite import list_benchmarks
+from wattcast.lab.microbench.benchmark_suite import LAUNCHES, list_benchmarks
+from wattcast.lab.microbench.curve_findings import list_findings
 from wattcast.lab.microbench.microbench_results import MicroRow
 from wattcast.lab.microbench.microbench_sessions import choose_repeat_bench
 
@@ -44,7 +45,8 @@ LATENCIES = (
         "cluster_read_2",
         "tile_copy_l2",
     ),
-    *("wgmma_sparse_fp8", "transfer"),
+    *("wgmma_sparse_fp8", "transfer", "intensity_8", "latency_walk_32", "latency_ways_16k_3"),
+    "launch",
 )
 
 
@@ -72,7 +74,8 @@ def test_rows_have_time_cycles_power_and_what_was_checked(measured: Path, rows) 
         "pcie_to_host",
         "pcie_both",
     }
-    assert names == {"idle_context_on", *UNITS, *LATENCIES} - {"transfer"}
+    expected = {"idle_context_on", *UNITS, *LATENCIES, *LAUNCHES}
+    assert names == expected - {"transfer", "launch"}
     found = {name: micro_row(row) for name, row in plain.items()}
     fma, copy = found["fp32_fma-v2"], found["dram_copy"]
     assert (fma.name, fma.version, copy.version) == ("fp32_fma", 2, 1)
@@ -104,6 +107,32 @@ def test_latencies_clusters_tiles_and_transfers_without_msgspec(measured: Path, 
     assert found["pcie_to_device"].power_w
     assert found["pcie_both"].byte == 2 * found["pcie_to_host"].byte
     assert "peer_copy" not in found  # one GPU alone
+
+
+def test_launches_and_graphs_take_the_time_of_the_stand_in(measured: Path, rows) -> None:
+    """An empty kernel takes 5 us in a queue; a graph 8 us and 1.5 us a node (cuda.c)."""
+    found = {r["name"]: micro_row(r) for r in rows(measured / "microbench.jsonl")}
+    assert found["launch_queued"].launch_s == pytest.approx(5e-6, rel=0.01)
+    waited = found["launch_waited"]
+    assert waited.launch_s is not None
+    assert 5e-6 < waited.launch_s < 5e-3  # and what the host needs
+    for nodes in (1, 4, 16, 64, 256, 1024):
+        row = found[f"launch_graph_{nodes}"]
+        assert (row.group, row.at, row.operations, row.power_w) == ("launch", nodes, nodes, None)
+        assert row.launch_s == pytest.approx(8e-6 + 1.5e-6 * nodes, rel=0.01)
+    told = {item.name: item.value for item in list_findings(list(found.values()))}
+    assert told["node of a graph"] == pytest.approx(1.5e-6, rel=0.02)
+    assert told["launch of a graph"] == pytest.approx(8e-6, rel=0.05)
+
+
+def test_a_sweep_and_rings_of_today_run_on_the_stand_in(measured: Path, rows) -> None:
+    found = {r["name"]: micro_row(r) for r in rows(measured / "microbench.jsonl")}
+    point = found["intensity_8"]
+    assert point.flop == 8.0 * point.byte
+    assert point.power_w == pytest.approx(300.0, rel=0.02)
+    assert found["latency_walk_32"].at == 32.0
+    assert found["latency_ways_16k_3"].at == 3 * 16384
+    assert found["latency_ways_16k_3"].latency_cycles
 
 
 def test_what_lives_in_l2_gets_many_blocks_one_after_another(measured: Path, rows) -> None:

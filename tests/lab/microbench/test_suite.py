@@ -24,6 +24,8 @@ FEW = {  # arithmetic, tensor cores, memory, banks, mixes and clusters; every on
     "conflicts_5": "sm_90a",
     "mix_everything": "sm_90a",
     "multicast_2": "sm_90a",
+    "intensity_8": "sm_80",
+    "latency_walk_32": "sm_100",
 }
 PAIRS = [(b, a) for b in list_benchmarks() for a in ARCHITECTURES if b.supported(a)]
 
@@ -122,6 +124,7 @@ def test_names_are_unique_and_everything_asked_for_is_there() -> None:
         *(
             "dram_rate dram_rate_copy atomic_lines multicast cluster_read ring pages wgmma bulk"
         ).split(),
+        *("intensity dense walk walk_dram ways_16k ways_64k ways_256k").split(),
     }
     assert curves["conflicts"] >= 8
     assert sum(b.group == "mix" for b in list_benchmarks()) >= 22  # as many as GPUWattch's suite
@@ -200,3 +203,25 @@ def test_an_architecture_nobody_knows_is_a_sentence() -> None:
     compiled("", "sm_90")
     with pytest.raises(CudaError, match="architecture"):
         compile_cubin("", "sm_12")
+
+
+def test_a_sweep_does_as_many_flops_a_byte_as_its_place_says() -> None:
+    points = [b for b in list_benchmarks() if b.curve == "intensity"]
+    assert [b.at for b in points] == [0.125, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256]
+    for benchmark in points:
+        (dram, loads), (fma, products) = benchmark.parts
+        assert dram.byte == 16.0
+        assert fma.flop * products / (dram.byte * loads) == benchmark.at
+
+
+@pytest.mark.parametrize(
+    "benchmark", [b for b in list_benchmarks() if b.links != "lines"], ids=lambda b: b.name
+)
+def test_plain_rings_lie_at_multiples_of_their_stride(benchmark: Benchmark) -> None:
+    nodes, stride = benchmark.ring
+    assert "& 0ull" in benchmark.source  # no place of its own within the stride
+    if benchmark.links == "walk":
+        assert benchmark.at == stride
+        assert nodes * stride in (4 << 20, 4 << 30)
+    else:
+        assert benchmark.at == nodes * stride

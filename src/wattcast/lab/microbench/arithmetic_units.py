@@ -293,15 +293,19 @@ def ring_unit(
     nodes: int,
     stride: int,
     cached: bool = True,
+    plain: bool = False,
 ) -> BenchUnit:
     """Follow the ring of ``nodes`` addresses that lies at ``b``; past L1 unless ``cached``.
+
+    Each node lies in another line of its stride, or all at its beginning where the ring is
+    ``plain``.
 
     Each seed begins elsewhere: launches that walk the same stretch of a large ring would find it in
     the L2."""
     values: Plain = {
         "nodes": nodes,
         "stride": stride,
-        "mask": stride - 1,
+        "mask": 0 if plain else stride - 1,
         "line": LINE_BYTE,
     }
     values |= {"warm": min(nodes, WARM_HOPS), "cache": "ca" if cached else "cg"}

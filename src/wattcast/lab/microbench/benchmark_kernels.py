@@ -95,7 +95,8 @@ TENSOR_MAP_BYTE = 128  # size of the descriptor by which the copy engine finds t
 HALF_BYTE = 2  # tensor maps are made for elements of 16 bits
 FILL_BLOCKS_PER_SM = 8  # enough to keep memory busy, of the kernels that fill and link buffers
 FILL_THREADS = 256
-RING_TYPES = (ctypes.c_void_p, ctypes.c_ulonglong, ctypes.c_ulonglong)
+RING_TYPES: tuple[Any, ...] = (ctypes.c_void_p, ctypes.c_ulonglong, ctypes.c_ulonglong)
+PLAIN_RING_TYPES: tuple[Any, ...] = (*RING_TYPES, ctypes.c_uint)
 FILL_TYPES = (ctypes.c_void_p, ctypes.c_ulonglong, ctypes.c_uint)
 
 
@@ -507,7 +508,7 @@ def prepare_benchmark(
         b = _place_tensor_map(buffers, size // row_byte)
         own_memory = (b,)
     elif benchmark.timed and benchmark.ring[0]:
-        b = _place_ring(buffers, *benchmark.ring)
+        b = _place_ring(buffers, *benchmark.ring, benchmark.links)
         own_memory = () if b == buffers.b else (b,)
     return ReadyKernel(
         benchmark,
@@ -541,20 +542,29 @@ def _place_ring(
     buffers: DeviceBuffers,
     nodes: int,
     stride: int,
+    links: str = "lines",
 ) -> int:
-    """Link ``nodes`` addresses, ``stride`` bytes apart, into a ring and return where it lies: in
-    the second buffer, or in memory of its own where that is too small.
+    """Link ``nodes`` addresses, ``stride`` bytes apart, into a ring as ``Benchmark.links`` says,
+    and return where it lies: in the second buffer, or in memory of its own where that is too small.
     """
     device = buffers.device
     size = nodes * stride
     address = buffers.b if size <= buffers.size else device.allocate(size)
-    link = device.load(compile_buffer_kernels(device.architecture), "link_ring")
+    cubin = compile_buffer_kernels(device.architecture)
+    values: tuple[int, ...] = (address, nodes, stride)
+    types = RING_TYPES
+    if links == "lines":
+        link = device.load(cubin, "link_ring")
+    else:
+        link = device.load(cubin, "link_plain")
+        values = (*values, int(links == "walk"))
+        types = PLAIN_RING_TYPES
     device.launch(
         link,
         FILL_BLOCKS_PER_SM * device.sm_count,
         FILL_THREADS,
-        (address, nodes, stride),
-        RING_TYPES,
+        values,
+        types,
     )
     return address
 

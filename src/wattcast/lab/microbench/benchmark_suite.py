@@ -11,7 +11,10 @@ A body is long where the unit is fast, so that the loop itself weighs under one 
 copied by few blocks that walk on, by a block for every chunk (``whole``) or for every 2 KiB
 (``thin``, as elementwise operators do), and by the copy engine (``bulk``). ``dram_rate`` is DRAM
 at a part of its rate, in bytes a cycle and SM. Sent to
-four blocks at once, the kernel of ``multicast`` failed on an H200."""
+four blocks at once, the kernel of ``multicast`` failed on an H200.
+
+``has_run: false`` marks kernels that no card has run yet: they compile, their machine code was
+compared with what they declare, and what their curves tell was tried on made-up ones."""
 
 from __future__ import annotations
 
@@ -32,6 +35,9 @@ from wattcast.lab.microbench import (
 )
 from wattcast.lab.microbench.unit_source import Benchmark, BenchUnit
 
+# launches by the driver, whose times `launch_times` takes; the numbers are nodes of a graph
+GRAPH_NODES = (1, 4, 16, 64, 256, 1024)
+LAUNCHES = ("launch_queued", "launch_waited", *(f"launch_graph_{n}" for n in GRAPH_NODES))
 TRANSFERS = (
     "dram_memcpy",
     "pcie_to_device",
@@ -69,7 +75,7 @@ def _make_benchmark(settings: Plain, named_parts: Mapping[str, BenchUnit]) -> Be
         parts.append((named_parts[part], steps))
     if "ring" in settings:
         nodes, stride = settings["ring"]
-        settings["at"] = nodes * stride
+        settings.setdefault("at", nodes * stride)
     return Benchmark(parts=tuple(parts), **settings)
 
 
@@ -86,7 +92,7 @@ def find_benchmarks(names: list[str]) -> list[Benchmark]:
     """Find benchmarks by name, group or curve; the driver's own copies are known, but have no
     kernel.
     """
-    known_names = {"transfer", *TRANSFERS}
+    known_names = {"transfer", *TRANSFERS, "launch", *LAUNCHES}
     chosen = []
     for benchmark in list_benchmarks():
         labels = {benchmark.name, benchmark.group, benchmark.curve} - {""}
@@ -100,6 +106,11 @@ def find_benchmarks(names: list[str]) -> list[Benchmark]:
 def list_transfers(names: list[str]) -> list[str]:
     """List the driver's own copies of these names, or all where none is named."""
     return [name for name in TRANSFERS if not names or {name, "transfer"} & set(names)]
+
+
+def list_launches(names: list[str]) -> list[str]:
+    """List the driver's launches of these names, or all where none is named."""
+    return [name for name in LAUNCHES if not names or {name, "launch"} & set(names)]
 
 
 def _put_value(line: Any, n: int | float | str) -> Any:

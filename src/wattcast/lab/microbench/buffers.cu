@@ -17,3 +17,14 @@ extern "C" __global__ void link_ring(unsigned char *ring, unsigned long long nod
       (unsigned long long)(ring + next * stride + (next * ${line}ull & (stride - 1ull)));
   }
 }
+
+// Nodes at multiples of the stride: each leads to its neighbour, or at random to all in turn.
+extern "C" __global__ void link_plain(
+    unsigned char *ring, unsigned long long nodes, unsigned long long stride, unsigned walk)
+{
+  const unsigned long long step = (unsigned long long)gridDim.x * blockDim.x;
+  for (unsigned long long i = (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x; i < nodes; i += step) {
+    const unsigned long long next = walk ? (i + 1ull) % nodes : (i * ${factor}ull + ${step}ull) % nodes;
+    *(unsigned long long *)(ring + i * stride) = (unsigned long long)(ring + next * stride);
+  }
+}

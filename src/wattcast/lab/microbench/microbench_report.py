@@ -17,6 +17,7 @@ from wattcast.core.units import show
 from wattcast.hardware import Gpu
 from wattcast.lab.campaigns.database_files import make_pipe_table
 from wattcast.lab.microbench import microbench_results
+from wattcast.lab.microbench.curve_findings import LATENCY_FINDINGS, list_findings
 from wattcast.lab.microbench.microbench_results import (
     MicroRow,
     compute_costs,
@@ -41,7 +42,10 @@ if TYPE_CHECKING:
 
     from wattcast.lab.microbench.source_page import HotLine
 
-GROUPS = ("arithmetic", "tensor", "memory", "transfer", "structure", "mix", "multimedia", "idle")
+GROUPS = (
+    *("arithmetic", "tensor", "memory", "transfer", "launch", "structure", "mix"),
+    *("multimedia", "idle"),
+)
 SPECIFIED = "specified_per_cycle_sm"
 
 
@@ -124,15 +128,19 @@ def list_tables(results: Sequence[MicroRow], gpu: Gpu) -> dict[str, list[Row]]:
         **groups,
         "Latencies": make_latency_rows(results, gpu),
         "Devices side by side": make_device_rows(results, gpu),
+        "What curves tell": make_finding_rows(results),
         "What must hold": make_truth_rows(results, gpu),
     }
 
 
 def make_tables(results: Sequence[MicroRow], gpu: Gpu) -> list[Table]:
-    """Return all tables for a terminal; the last two have no title and are always there."""
+    """Return all tables for a terminal; those of devices and of what must hold are always there,
+    without a title.
+    """
     tables = []
-    titles = [f"{group} on {gpu.name}" for group in (*GROUPS, "latency")]
-    for title, rows in zip([*titles, None, None], list_tables(results, gpu).values(), strict=True):
+    titles: list[str | None] = [f"{group} on {gpu.name}" for group in (*GROUPS, "latency")]
+    titles += [None, f"what curves of {gpu.name} tell", None]
+    for title, rows in zip(titles, list_tables(results, gpu).values(), strict=True):
         if len(rows) == 1 and title is not None:
             continue
         table = new_table(*rows[0], title=title, rows=rows[1:])
@@ -141,6 +149,13 @@ def make_tables(results: Sequence[MicroRow], gpu: Gpu) -> list[Table]:
             table.columns[1].no_wrap = True
         tables.append(table)
     return tables
+
+
+def make_finding_rows(results: Sequence[MicroRow]) -> list[Row]:
+    """List what curves tell, and why where they do not."""
+    rows: list[Row] = [["of curves", "found", "how"]]
+    rows += [[found.name, found.describe(), found.reason] for found in list_findings(results)]
+    return rows
 
 
 def make_device_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
@@ -175,7 +190,7 @@ def make_latency_rows(results: Sequence[MicroRow], gpu: Gpu) -> list[Row]:
     """
     rows: list[Row] = [["latency", "of", "cycles", "ns", "others"]]
     for r in keep_first_rounds(results).values():
-        if not r.latency_cycles or r.curve in LATENCY_CURVES:
+        if not r.latency_cycles or r.curve in (*LATENCY_CURVES, *LATENCY_FINDINGS):
             continue
         name = r.name.removeprefix("latency_")
         cycles = _format_number(r.latency_cycles)
@@ -361,6 +376,7 @@ def results_to_plain(results: Sequence[MicroRow], gpu: Gpu) -> dict[str, object]
         "results": rows,
         "truths": truths,
         "repeatability": microbench_results.compare_rounds(results),
+        "findings": [asdict(finding) for finding in list_findings(results)],
     }
 
 

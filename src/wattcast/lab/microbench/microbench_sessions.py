@@ -41,7 +41,12 @@ from wattcast.lab.microbench.benchmark_kernels import (
     DeviceBuffers,
     sustain_load,
 )
-from wattcast.lab.microbench.benchmark_suite import find_benchmarks, list_transfers
+from wattcast.lab.microbench.benchmark_suite import (
+    find_benchmarks,
+    list_launches,
+    list_transfers,
+)
+from wattcast.lab.microbench.launch_times import LaunchTimer, blank_launch_row
 from wattcast.lab.microbench.microbench_campaign import (
     CompiledKernels,
     MicroCampaign,
@@ -71,6 +76,7 @@ COPY_VERSION = 2  # of the driver's copy: a whole buffer, as ours
 TRANSFER_BYTE = 256 << 20
 RATE_RESERVE = 1.3  # the period of a fixed rate over the time of the slowest variant
 MOVED = ("rotate", "dct_fp32_cached", "dct_fp64_uncached")
+NOT_RUN = "; not yet run on a card"  # what `--list` says of a benchmark
 MOVED_FRAMES = 8  # in one unit of the moving workloads
 
 
@@ -99,7 +105,12 @@ def microbench(
     target: Target = False,
     since: Since = "",
 ) -> VerbResult:
-    """Time, power and energy of every unit of the GPU: arithmetic, memory, structure and mixes."""
+    """Time, power and energy of every unit of the GPU: arithmetic, memory, structure and mixes.
+
+    Curves: --only intensity sweeps flops a byte; --only walk,walk_dram,dense,ring finds lines and
+    sectors, --only ways_16k,ways_64k,ways_256k sets, --only atomic_lines L2 slices, --only launch
+    times launches and graphs. --show RESULTS says what they tell.
+    """
     names = list(filter(None, only.split(",")))
     budget_s = parse(budget, "s", "--budget")
     if listed:
@@ -138,11 +149,16 @@ def _list_benchmarks(names: list[str]) -> VerbResult:
         description = benchmark.unit.operation
         if benchmark.curve:
             description += f", {benchmark.curve} {benchmark.at:g}"
+        if not benchmark.has_run:
+            description += NOT_RUN
         listed_names.append(benchmark.name)
         lines.append(f"{benchmark.name:24} {benchmark.group:11} {description}")
     for name in list_transfers(names):
         listed_names.append(name)
         lines.append(f"{name:24} {'transfer':11} copy by the driver")
+    for name in list_launches(names):
+        listed_names.append(name)
+        lines.append(f"{name:24} {'launch':11} launch by the driver{NOT_RUN}")
     return VerbResult(listed_names, "\n".join(lines))
 
 
@@ -363,6 +379,10 @@ def _measure_suite(
             ]
             tasks += [make_benchmark_task(suite, benchmark, repeat) for benchmark in repeated]
             tasks[6:6] = [make_transfer_task(suite, name, repeat) for name in transfers]
+            tasks += [
+                make_launch_task(suite, name, repeat, campaign.quick)
+                for name in list_launches(names)
+            ]
             campaign.run(tasks)
     finally:
         compiled.stop()
@@ -493,6 +513,26 @@ def make_transfer_task(
         return suite.rows[name]
 
     return MicroTask(blank, measure)
+
+
+def make_launch_task(
+    suite: SuiteRun,
+    name: str,
+    repeat: int,
+    quick: bool,
+) -> MicroTask:
+    """Time launches of an empty kernel, or of a graph of them."""
+
+    def measure(row: MicroRow) -> MicroRow:
+        device = suite.bench.device
+        timer = LaunchTimer.load(device, quick)
+        try:
+            return timer.measure(row)
+        finally:
+            with contextlib.suppress(DeviceFault):
+                device.unload(timer.kernel)
+
+    return MicroTask(blank_launch_row(name, suite.bench.run, repeat), measure)
 
 
 def _copy_to_peer(

@@ -115,6 +115,9 @@ class Benchmark:
         0,
         0,
     )
+    # how the ring goes: "lines" at random, each node in another line of its stride; "plain" at
+    # random, all at the same place of it; "walk" from each to its neighbour
+    links: str = "lines"
     timed: bool = False  # one warp of one block, for its cycles alone: a latency
     least: int = OLDEST  # compute capability times ten
     only: tuple[
@@ -129,6 +132,7 @@ class Benchmark:
     once: bool = False  # one of several ways to the same end: measured in the first round only
     # grows when the kernel changes, so that what an older one measured is measured again
     version: int = 1
+    has_run: bool = True  # on any card
 
     @property
     def unit(self) -> BenchUnit:
