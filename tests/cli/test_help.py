@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -47,13 +48,32 @@ def test_help_fits_a_page(show_help, words: str) -> None:
     assert max(map(len, lines)) <= 80
 
 
+def list_options(words: str) -> list[Any]:
+    """Return the options of a command that its help names."""
+    params = COMMAND_OF[words].params
+    return [one for one in params if one.param_type_name == "option" and not one.hidden]
+
+
 @pytest.mark.parametrize("words", WORDS)
-def test_help_names_every_option_and_help_all_describes_it(call, show_help, words: str) -> None:
-    short, full = show_help(words), call("--traceback", *words.split(), "--help-all").out
-    for option in (
-        o for o in COMMAND_OF[words].params if o.param_type_name == "option" and not o.hidden
-    ):
-        assert f"{option.opts[0]} " in short.replace("\n", " ")
+def test_help_names_every_option_that_has_a_description(show_help, words: str) -> None:
+    short = show_help(words).replace("\n", " ")
+    for option in list_options(words):
+        assert f"{option.opts[0]} " in short
+        assert option.help, option.opts
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        words
+        if place % 6 == 0 or words in COMMANDS
+        else pytest.param(words, marks=pytest.mark.slow)
+        for place, words in enumerate(WORDS)
+    ],
+)  # drawing the page of a command takes 40 ms
+def test_help_all_describes_every_option(call, words: str) -> None:
+    full = call("--traceback", *words.split(), "--help-all").out
+    for option in list_options(words):
         assert f"{option.opts[0]} " in full
     assert "--help-all" not in full
 

@@ -11,7 +11,7 @@ from wattcast.core.arrays import as_sweep
 from wattcast.core.units import Dtype
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.predictor.bundle import bundle_for
-from wattcast.predictor.prediction import predict_graph
+from wattcast.predictor.prediction import predict_graph, predict_graphs
 from wattcast.workload.graph import Block, Graph
 from wattcast.workload.operator_types import (
     Attention,
@@ -106,12 +106,9 @@ def test_a_batch_equals_its_members(gpu: Gpu) -> None:
 
 
 def test_at_a_locked_clock_more_bandwidth_never_slows(gpu: Gpu) -> None:
-    for work in WORK:
-        wider = gpu.sweep(
-            memory__byte_per_s=gpu.memory.byte_per_s * np.array([1.0, 1.1, 2.0, 16.0])
-        )
-        latency_s = predict_graph(work, wider, locked(gpu), bundle_for(gpu)).latency_s
-        assert (latency_s[1:] <= latency_s[0] * (1 + RTOL)).all()
+    wider = gpu.sweep(memory__byte_per_s=gpu.memory.byte_per_s * np.array([1.0, 1.1, 2.0, 16.0]))
+    for found in predict_graphs(WORK, wider, locked(gpu), bundle_for(gpu)):
+        assert (found.latency_s[1:] <= found.latency_s[0] * (1 + RTOL)).all(), found.name
 
 
 def test_a_higher_locked_clock_never_slows_and_never_saves_power(gpu: Gpu) -> None:
@@ -133,11 +130,11 @@ def test_a_lower_power_limit_never_speeds_up(gpu: Gpu) -> None:
 
 
 def test_swept_fields_equal_replaced_ones(gpu: Gpu) -> None:
-    for work in WORK:
-        bundle = bundle_for(gpu)
-        counts = np.array([0.5, 1.0, 2.0]) * gpu.sm_count
-        swept = predict_graph(work, gpu.sweep(sm_count=counts), locked(gpu), bundle)
-        for i, count in enumerate(counts):
-            one = predict_graph(work, gpu.sweep(sm_count=float(count)), locked(gpu), bundle)
-            assert_allclose(swept.latency_s[i], one.latency_s, rtol=1e-12)
-            assert_allclose(swept.power_w[i], one.power_w, rtol=1e-12)
+    bundle = bundle_for(gpu)
+    counts = np.array([0.5, 1.0, 2.0]) * gpu.sm_count
+    all_swept = predict_graphs(WORK, gpu.sweep(sm_count=counts), locked(gpu), bundle)
+    for i, count in enumerate(counts):
+        replaced = predict_graphs(WORK, gpu.sweep(sm_count=float(count)), locked(gpu), bundle)
+        for swept, one in zip(all_swept, replaced, strict=True):
+            assert_allclose(swept.latency_s[i], one.latency_s, rtol=1e-12, err_msg=one.name)
+            assert_allclose(swept.power_w[i], one.power_w, rtol=1e-12, err_msg=one.name)

@@ -74,7 +74,7 @@ from wattcast.workload.readers.from_huggingface import parse_huggingface
 from wattcast.workload.readers.from_json import parse_workload
 from wattcast.workload.readers.from_profiler import parse_profile
 
-MUTATIONS = int(os.environ.get("WATTCAST_MUTATIONS", "40"))
+MUTATIONS = int(os.environ.get("WATTCAST_MUTATIONS", "16"))
 SEED = os.environ.get("WATTCAST_SEED", "29")  # another night draws other damage
 ODD: tuple[Any, ...] = (
     None,

@@ -38,7 +38,7 @@ from tests.fuzz.test_structured_files import MOST_BYTE, list_documents, within
 from wattcast.hardware import load_gpu
 from wattcast.web.answers import REQUEST_KINDS, answer_request
 
-REQUESTS = int(os.environ.get("WATTCAST_REQUESTS", "60"))
+REQUESTS = int(os.environ.get("WATTCAST_REQUESTS", "24"))
 SEED = int(os.environ.get("WATTCAST_SEED", "29"))
 QUICK_KINDS = ("view", "room", "power", "kernel", "predict", "csv", "compare")
 SLOW_KINDS = ("simulate", "train", "plan", "hall", "figure", "report")  # up to seconds each

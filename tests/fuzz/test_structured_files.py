@@ -5,7 +5,7 @@ The oracle: no exception but our own, no example over 10 s, no process over 1 GB
 accepted. What a reader accepts and a prediction can use is predicted: figures are finite and
 positive, within the card's limits, and energy is power times time.
 
-A normal run tries a dozen documents a reader. The nightly run tries thousands:
+A normal run tries a few documents a reader. The nightly run tries thousands:
 
     WATTCAST_EXAMPLES=4000 WATTCAST_SEED=2 python -m pytest tests/fuzz/test_structured_files.py
 
@@ -68,7 +68,7 @@ from wattcast.workload.operator_base import load_functions
 from wattcast.workload.readers.from_huggingface import parse_huggingface
 from wattcast.workload.readers.from_json import graph_to_plain, parse_workload
 
-EXAMPLES = int(os.environ.get("WATTCAST_EXAMPLES", "6"))
+EXAMPLES = int(os.environ.get("WATTCAST_EXAMPLES", "3"))
 SEED = int(os.environ.get("WATTCAST_SEED", "29"))
 LONGEST_S = 10.0
 MOST_BYTE = 1 << 30

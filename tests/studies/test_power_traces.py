@@ -72,7 +72,7 @@ def test_quarters_of_a_second_of_a_training_job_are_within_five_percent() -> Non
     "run",
     [
         "yi-1.5-9b-32k/load-swing",
-        "yi-1.5-9b-32k/load-users",
+        pytest.param("yi-1.5-9b-32k/load-users", marks=pytest.mark.slow),
         "qwen3-14b/load-swing",
         "qwen3-14b/load-talk",
     ],
@@ -131,7 +131,7 @@ def test_users_of_a_hybrid_mixture_are_served_nearly_as_measured() -> None:
     assert abs(figures["mean power (W)"].error) <= 0.03
 
 
-@pytest.mark.parametrize("run", ["tide", "rounds"])
+@pytest.mark.parametrize("run", ["tide", pytest.param("rounds", marks=pytest.mark.slow)])
 def test_a_machine_that_one_model_tells_is_right_for_another(run: str) -> None:
     """glm-4-9b on the same card tells a host of 0.7 and a card of 1.05 times the usual."""
     (measured,) = (

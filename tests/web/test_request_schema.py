@@ -71,7 +71,7 @@ def check_cases(server: Server, operation, mode: str, count: int, seeded: int = 
 def test_answers_are_of_the_kinds_the_schema_names(server: Server, operation, mode: str) -> None:
     if mode == "wrong" and operation.method == "get":
         pytest.skip("takes nothing that could be wrong")
-    check_cases(server, operation, mode, 3 if operation.path in HEAVY else 8)
+    check_cases(server, operation, mode, 2 if operation.path in HEAVY else 4)
 
 
 SEED = int(os.environ.get("WATTCAST_SEED", "1"))  # another night draws other requests

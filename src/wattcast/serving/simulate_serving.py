@@ -158,6 +158,7 @@ def simulate(
     targets = chosen[LatencyTargets]
     bounds = parse_both_bounds(targets.ttft, targets.tpot)
     prices = read_prices(chosen[PriceOptions])
+    deployment = chosen[Deployment]
     chip = find_gpu(gpu, settings.node, settings.engine)
     run = _read_engine_run(chosen.select_keywords(ModelOptions))
     limits = fill_limits(chosen[EngineOptions], chip, run.tp)
@@ -180,7 +181,7 @@ def simulate(
         drawn.loads,
         costs,
         _list_settings(spec, chip, chosen, limits, costs.block_tokens),
-        chosen[Deployment],
+        deployment,
         bounds,
         prices,
     )

@@ -40,6 +40,7 @@ def half(x: Floats) -> Floats:
     return x.astype(np.float16).astype(np.float32)
 
 
+@pytest.mark.parametrize("turns", [300, pytest.param(3000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("name", "convert", "begin"),
     [
@@ -51,7 +52,7 @@ def half(x: Floats) -> Floats:
     ],
 )
 def test_sums_of_neighbours_stay_bounded_and_apart(
-    name: str, convert: Callable[[Floats], Floats], begin: float
+    name: str, convert: Callable[[Floats], Floats], begin: float, turns: int
 ) -> None:
     """The first versions added and took away one number, and converted one value again and again."""
     unit = unit_of(name)
@@ -61,14 +62,14 @@ def test_sums_of_neighbours_stay_bounded_and_apart(
     dtype = np.float64 if name == "fp64_add" else np.float32
     x = (begin * (1.0 + np.random.default_rng(1).random((8, THREADS)))).astype(dtype)
     written, seen = [], set()
-    for turn in range(3000):
+    for turn in range(turns):
         for found in steps:
             assert found is not None
             to, other = int(found[2]), int(found[3])
             assert to != other
             sign = dtype(-1 if found[1] == "sub" else 1)
             x[to] = convert(x[to]) + sign * x[other]
-            if turn == 2999:
+            if turn == turns - 1:
                 written.append(x[to].copy())
                 seen.add(to)
     assert seen == set(range(8))  # every chain is written
