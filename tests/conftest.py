@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -43,41 +43,6 @@ settings.register_profile(
 )
 settings.load_profile("wattcast")
 
-from wattcast.core import measured_rows, row_tables
-
-read_table_once = cache(row_tables.read_table)
-
-
-def read_table(path: Path) -> list[measured_rows.Plain]:
-    """Read tables that ship once a worker; each caller gets rows of its own.
-
-    The H200's rows take 1.1 s of processor time to read and 2.5 s to load as kernel rows, and sixty
-    places in the tests ask for them. A fixture would not do: most of them ask through functions
-    that users call. Tables that a test wrote are read each time.
-    """
-    shipped = path.is_relative_to(ROOT / "src")
-    return (
-        [row.copy() for row in read_table_once(path)]
-        if shipped
-        else read_table_once.__wrapped__(path)
-    )
-
-
-row_tables.read_table = read_table  # before others import it by name
-
-from wattcast.calibrate import kernel_rows  # after the number of threads, which NumPy asks for once
-
-
-def share_shipped_rows(load: Callable[[str | Path], Any]) -> Callable[[str | Path], Any]:
-    """Return ``load`` that reads the shipped rows of the H200 once a worker: dozens of tests took
-    seconds each.
-    """
-    load_once = cache(load)
-    return lambda database: load_once(database) if database == "h200" else load(database)
-
-
-kernel_rows.load_kernel_rows = share_shipped_rows(kernel_rows.load_kernel_rows)
-kernel_rows.load_idle_rows = share_shipped_rows(kernel_rows.load_idle_rows)
 # where tests wait for a stand-in card; a test that computes with PyTorch beside it does not wait
 REALTIME_FILES = {
     "control": (

@@ -119,14 +119,9 @@ def test_every_doubling_of_gpus_makes_decode_faster(
 ) -> None:
     """Llama-70B over 8 GPUs came out no faster than over 4."""
     options = {"phase": "decode", "batch": batch, "seq": 1024, "dtype": dtype, "stack": "engine"}
-    times = [
-        float(
-            wattcast.predict(
-                "llama3-70b", gpu=H100, tp=tp, host_launch=host_launch, force=True, **options
-            ).latency_s
-        )
-        for tp in (1, 2, 4, 8)
-    ]
+    runs = [("llama3-70b", {**options, "tp": tp}) for tp in (1, 2, 4, 8)]
+    predictions = wattcast.predict_many(runs, H100, host_launch=host_launch, force=True)
+    times = [float(p.latency_s) for p in predictions]
     assert times == sorted(times, reverse=True)
     if host_launch is not None:
         assert (np.array(times[:-1]) / times[1:] > 1.2).all()

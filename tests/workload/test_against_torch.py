@@ -5,6 +5,8 @@ Both sides are cut to two layers. The modules run on the meta device: no weights
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from comparing import cut, moved_byte, split
 
@@ -53,6 +55,19 @@ MORE = [
 ]
 
 
+SLOW = pytest.mark.slow
+
+
+def alternate_attention(runs: list[tuple[str, str]]) -> list[Any]:
+    """Return each run with the one and the other attention; by day every run has one of them."""
+    cases = []
+    for place, (name, phase) in enumerate(runs):
+        for kind, attention in enumerate(("flash", "eager")):
+            marks = () if place % 2 == kind else SLOW
+            cases.append(pytest.param(name, phase, attention, marks=marks))
+    return cases
+
+
 def pair(
     name: str, phase: str, attention: str, batch: int = BATCH, seq: int = SEQ, dtype: str = "bf16"
 ) -> tuple[Graph, Graph]:
@@ -90,8 +105,7 @@ def check(captured: Graph, built: Graph) -> None:
     assert moved_byte(our_small) == pytest.approx(moved_byte(small), rel=0.05)
 
 
-@pytest.mark.parametrize("attention", ["flash", "eager"])
-@pytest.mark.parametrize(("name", "phase"), TRUTH)
+@pytest.mark.parametrize(("name", "phase", "attention"), alternate_attention(TRUTH))
 def test_operators_are_those_of_the_module(name: str, phase: str, attention: str) -> None:
     """Elementwise work is the same for the headline models: layouts (strided, broadcast,
     transposed) too.
@@ -101,8 +115,7 @@ def test_operators_are_those_of_the_module(name: str, phase: str, attention: str
     assert split(built)[1] == split(captured)[1]
 
 
-@pytest.mark.parametrize("attention", ["flash", "eager"])
-@pytest.mark.parametrize(("name", "phase"), MORE)
+@pytest.mark.parametrize(("name", "phase", "attention"), alternate_attention(MORE))
 def test_operators_of_further_families(name: str, phase: str, attention: str) -> None:
     check(*pair(name, phase, attention))
 

@@ -107,11 +107,22 @@ def _build_tiny(kind: str, attention: str) -> tuple[Any, Any]:
     return config, module
 
 
-@pytest.mark.parametrize("attention", ["flash", "eager"])
-@pytest.mark.parametrize("kind", CLASSES)
+def list_classes() -> list[Any]:
+    """Return each class with the one and the other attention; by day every class has one of
+    them.
+    """
+    cases = []
+    for place, kind in enumerate(CLASSES):
+        attentions = ("eager",) if kind in EAGER_ALONE else ("flash", "eager")
+        by_day = attentions[place % len(attentions)]
+        for attention in attentions:
+            marks = () if attention == by_day else pytest.mark.slow
+            cases.append(pytest.param(kind, attention, marks=marks))
+    return cases
+
+
+@pytest.mark.parametrize(("kind", "attention"), list_classes())
 def test_the_template_runs_the_operators_of_transformers_class(kind: str, attention: str) -> None:
-    if kind in EAGER_ALONE and attention == "flash":
-        return
     config, module = _build_tiny(kind, attention)
     torch = pytest.importorskip("torch", reason="PyTorch (CPU build) is not installed")
     from wattcast.workload.readers.from_torch import capture

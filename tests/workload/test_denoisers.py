@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch", reason="PyTorch and transformers are needed
 
 from wattcast.workload import ModelOptions, build_graph, model_catalogue
 from wattcast.workload.build_model import count_parameters
+from wattcast.workload.graph import compute_totals
 from wattcast.workload.readers.from_torch import capture
 
 BATCH = 2
@@ -117,15 +118,41 @@ def empty(*shape: int) -> Any:
     return torch.empty(shape, dtype=torch.bfloat16)
 
 
+# Operations of products, calls of large operators and calls of small ones in a pass of each cut
+# model, as diffusers' modules run them (the slow test below).
+COUNTED = {
+    "sd1.5-unet": (91_693_916_160, 423, 415),
+    "sdxl-unet": (109_043_712_000, 395, 339),
+    "sd3-medium": (193_547_145_216, 62, 110),
+    "sd3.5-large": (465_460_888_576, 62, 206),
+    "flux.1-dev": (1_103_499_362_304, 77, 215),
+    "wan2.1-1.3b": (139_033_313_280, 46, 114),
+}
 MAKERS = {"unet": make_unet, "joint": make_joint, "video": make_video}
 
 
-@pytest.mark.parametrize("name", SMALL)
-def test_operators_and_weights_are_those_of_the_module(name: str) -> None:
-    pytest.importorskip("diffusers", reason="no diffusers: pip install 'wattcast[dev]'")
+def cut_denoiser(name: str) -> tuple[Any, Any]:
+    """Return a model cut to a few layers, and its graph."""
     model = model_catalogue.load_model(name)
     changes, image = SMALL[name]
     model = replace(model, dims=replace(model.dims, **changes))
+    return model, build_graph(model, ModelOptions(batch=BATCH, image=8 * image, attention="flash"))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_operators_are_as_many_as_were_counted(name: str) -> None:
+    _, graph = cut_denoiser(name)
+    large, small = split(graph)
+    flop = compute_totals(graph).product_flop_dense
+    assert (flop, sum(large.values()), sum(small.values())) == COUNTED[name]
+
+
+@pytest.mark.slow  # importing diffusers takes longer than all of it
+@pytest.mark.parametrize("name", SMALL)
+def test_operators_and_weights_are_those_of_the_module(name: str) -> None:
+    pytest.importorskip("diffusers", reason="no diffusers: pip install 'wattcast[dev]'")
+    model, graph = cut_denoiser(name)
+    image = SMALL[name][1]
     with torch.device("meta"):
         text = empty(BATCH, model.dims.text_length, model.dims.text_hidden)
         module, given = MAKERS[model.architecture](model.dims, image, text)
@@ -133,9 +160,7 @@ def test_operators_and_weights_are_those_of_the_module(name: str) -> None:
     found = capture(module, given | {"return_dict": False})
     assert not [line for line in found.assumptions if "has no rule" in line]
     large, small = split(found)
-    ours, our_small = split(
-        build_graph(model, ModelOptions(batch=BATCH, image=8 * image, attention="flash"))
-    )
+    ours, our_small = split(graph)
     assert ours == large, f"only diffusers: {large - ours}; only ours: {ours - large}"
     assert sum(our_small.values()) == pytest.approx(sum(small.values()), rel=0.05)
     assert moved_byte(our_small) == pytest.approx(moved_byte(small), rel=0.05)

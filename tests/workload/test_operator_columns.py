@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import pytest
@@ -76,28 +77,39 @@ def test_a_long_file_is_read_into_columns_and_written_back() -> None:
     assert load_workload(graph_to_plain(several), ModelOptions()).blocks[1].ops == tuple(ops)
 
 
-@pytest.mark.parametrize("place", [0, 1, 2999, MANY_OPS])
-@pytest.mark.parametrize(
-    ("entry", "said"),
-    [
-        (
-            '{"op": "linear", "m": 0, "n": 1, "k": 1}',
-            r"linear\.m: expected a whole number of at least 1",
-        ),
-        (
-            '{"op": "relu", "n": 8, "count": 0}',
-            r"relu\.count: expected a whole number of at least 1",
-        ),
-        ('{"op": "relu", "n": 8, "rows": 9}', r"relu\.rows: expected from 1 to its 8 elements"),
-        ('{"op": "linear", "m": 35184372088832, "n": 2, "k": 1}', r"at most 2\^40"),
-        (f'{{"op": "linear", "m": {10**400}, "n": 2, "k": 1}}', r"at most 2\^40"),
-        ('{"op": "lineer"}', "unknown operator 'lineer'"),
-        (
-            '{"op": "attention", "batch": 1, "heads": 7, "kv_heads": 2, "q_len": 1, "kv_len": 1, "head_dim": 4}',
-            "a divisor of heads=7",
-        ),
-    ],
-)
+PLACES = (0, 1, 2999, MANY_OPS)
+WRONG_ENTRIES = [
+    (
+        '{"op": "linear", "m": 0, "n": 1, "k": 1}',
+        r"linear\.m: expected a whole number of at least 1",
+    ),
+    (
+        '{"op": "relu", "n": 8, "count": 0}',
+        r"relu\.count: expected a whole number of at least 1",
+    ),
+    ('{"op": "relu", "n": 8, "rows": 9}', r"relu\.rows: expected from 1 to its 8 elements"),
+    ('{"op": "linear", "m": 35184372088832, "n": 2, "k": 1}', r"at most 2\^40"),
+    (f'{{"op": "linear", "m": {10**400}, "n": 2, "k": 1}}', r"at most 2\^40"),
+    ('{"op": "lineer"}', "unknown operator 'lineer'"),
+    (
+        '{"op": "attention", "batch": 1, "heads": 7, "kv_heads": 2, "q_len": 1, "kv_len": 1, "head_dim": 4}',
+        "a divisor of heads=7",
+    ),
+]
+
+
+def list_wrong_places() -> list[Any]:
+    """Return every wrong entry at every place; by day each entry stands at one of them."""
+    cases = []
+    for number, (entry, said) in enumerate(WRONG_ENTRIES):
+        for place in PLACES:
+            by_day = place == PLACES[number % len(PLACES)]
+            marks = () if by_day else pytest.mark.slow
+            cases.append(pytest.param(place, entry, said, marks=marks))
+    return cases
+
+
+@pytest.mark.parametrize(("place", "entry", "said"), list_wrong_places())
 def test_the_first_wrong_entry_of_many_is_named(place: int, entry: str, said: str) -> None:
     entries = [f'{{"op": "linear", "m": {1 + i}, "n": 8, "k": 8}}' for i in range(MANY_OPS + 1)]
     entries[place] = entries[-1] = entry

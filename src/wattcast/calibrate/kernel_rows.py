@@ -18,7 +18,7 @@ from dataclasses import (
     fields,
     replace,
 )
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -115,7 +115,29 @@ class KernelRows:
 
 
 def load_kernel_rows(database: str | Path) -> KernelRows:
-    """Load every row with an operator and a figure; idle rows come from ``load_idle_rows``."""
+    """Load every row with an operator and a figure; idle rows come from ``load_idle_rows``.
+
+    A database that ships is read once a process, and its rows are shared: change none in place.
+    """
+    written_ns = _stamp_shipped_table(database)
+    if written_ns is None:
+        return _read_kernel_rows(database)
+    return _read_shipped_rows(str(database), written_ns)
+
+
+def _stamp_shipped_table(database: str | Path) -> int | None:
+    """Return when the rows of a database that is named were written; None for files and folders."""
+    if Path(database).exists():
+        return None
+    return (database_folder(str(database)) / ROWS_FILE).stat().st_mtime_ns
+
+
+@lru_cache(maxsize=4)
+def _read_shipped_rows(database: str, _written_ns: int) -> KernelRows:
+    return _read_kernel_rows(database)
+
+
+def _read_kernel_rows(database: str | Path) -> KernelRows:
     plain = [row for row in read_plain_rows(database) if _is_measured_operator(row)]
     if not plain:
         raise BadInput(f"{database}: no measured rows. Pack a campaign with `wattcast lab pack`.")
@@ -230,7 +252,24 @@ def read_condition(row: Plain) -> RunCondition:
 
 
 def load_idle_rows(database: str | Path) -> list[tuple[float, float, float]]:
-    """Load clock (Hz), power (W) and temperature (C) of the idle rows."""
+    """Load clock (Hz), power (W) and temperature (C) of the idle rows.
+
+    Those of a database that ships are read once a process.
+    """
+    written_ns = _stamp_shipped_table(database)
+    if written_ns is None:
+        return _read_idle_rows(database)
+    return list(_read_shipped_idle_rows(str(database), written_ns))
+
+
+@lru_cache(maxsize=4)
+def _read_shipped_idle_rows(
+    database: str, _written_ns: int
+) -> tuple[tuple[float, float, float], ...]:
+    return tuple(_read_idle_rows(database))
+
+
+def _read_idle_rows(database: str | Path) -> list[tuple[float, float, float]]:
     plain = read_plain_rows(database)
     idle = [row for row in plain if row.get("kind") == "idle" and row.get("power_w")]
     sustained = [row for row in plain if row.get("kind") == "sustained"]

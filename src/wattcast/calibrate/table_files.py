@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 SUFFIXES = (".csv", ".csv.gz", ".txt", ".parquet")
+_DOTTED_NAME = re.compile(r"(?P<system>[^.]+)\.(?P<engine>[a-z]+)-(?P<version>.+)\.(?P<table>\w+)$")
 
 
 @dataclass(frozen=True)
@@ -75,13 +77,29 @@ def find_tables(
 
 
 def _find_in_folder(folder: Path, gpu: Gpu) -> list[TableFile]:
-    """Find the tables of a GPU below a folder; those of other systems are passed over."""
+    """Find the tables of a GPU below a folder; those of other systems are passed over unread."""
     tables = []
+    name = strip_board(gpu.name)
+    find_name = cache(system_name)
     for path in sorted(folder.rglob("*")):
-        file = _identify_table(path) if path.name.endswith(SUFFIXES) else None
-        if file is not None and system_name(file.system) == strip_board(gpu.name):
+        if not path.name.endswith(SUFFIXES):
+            continue
+        if name not in map(find_name, _list_possible_systems(path)):
+            continue
+        file = _identify_table(path)
+        if file is not None and system_name(file.system) == name:
             tables.append(file)
     return tables
+
+
+def _list_possible_systems(path: Path) -> tuple[str, ...]:
+    """Return the systems of which a file may be, by its name and folders; columns decide."""
+    stem = _strip_suffix(path)
+    dotted = _DOTTED_NAME.match(stem)
+    if dotted is not None:
+        return (dotted["system"],)
+    by_folders, _, _ = _identify_folders(path.parts[:-1])
+    return stem.partition(".")[0], by_folders
 
 
 def _find_file(
@@ -184,9 +202,8 @@ def _identify_table(path: Path) -> TableFile | None:
     kinds = [name for name, wanted in required.items() if wanted <= set(columns)]
     if not kinds:
         return None
-    pattern = r"(?P<system>[^.]+)\.(?P<engine>[a-z]+)-(?P<version>.+)\.(?P<table>\w+)$"
     stem = _strip_suffix(path)
-    dotted = re.match(pattern, stem)
+    dotted = _DOTTED_NAME.match(stem)
     if dotted is not None:
         system = dotted["system"]
         engine = dotted["engine"]

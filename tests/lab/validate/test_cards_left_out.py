@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -23,13 +25,24 @@ from wattcast.lab.validate.long_checks.cards_left_out import (
     _said,
     counted,
     left_out_together,
+    spread_without,
 )
-from wattcast.predictor.bundle.support_widening import default_widening, published_spread
+from wattcast.predictor.bundle.support_widening import (
+    CardSpread,
+    default_widening,
+    published_spread,
+)
 
 
 @pytest.fixture(scope="module")
 def rows() -> KernelRows:
     return kernel_rows.load_kernel_rows("h200")
+
+
+@pytest.fixture(scope="module")
+def spread_of_others(rows: KernelRows) -> Callable[[str], CardSpread]:
+    """``spread_of_others(card)`` is the spread between all cards but one."""
+    return cache(lambda card: spread_without(rows, np.array([c == card for c in rows.uuid])))
 
 
 def test_small_cards_are_left_out_together(rows: KernelRows) -> None:
@@ -61,15 +74,15 @@ def shares(found: Counted) -> dict[str, float]:
 
 @pytest.mark.parametrize("quantity", list(KIND_OF_QUANTITY))
 def test_a_card_like_the_others_is_covered_and_one_far_off_is_not(
-    rows: KernelRows, quantity: str
+    rows: KernelRows, spread_of_others: Callable[[str], CardSpread], quantity: str
 ) -> None:
     card = max(set(rows.uuid), key=rows.uuid.count)
     gone = np.array([c == card for c in rows.uuid])
-    apart = dict(default_widening().apart)
+    known = (dict(default_widening().apart), spread_of_others(card))
     drawn = []
     for seed in range(0, 12, 2):  # a few hundred rows of one draw are a few percent off by chance
         judgements = (judged(rows, gone, 0.1, 0.0, s) for s in (seed, seed + 1))
-        like = counted(rows, gone, quantity, *judgements, apart)
+        like = counted(rows, gone, quantity, *judgements, *known)
         assert set(np.unique(like.of_class)) == {"", *CLASSES[:2]}
         assert not (like.of_class[~gone] != "").any()
         assert (
@@ -78,16 +91,20 @@ def test_a_card_like_the_others_is_covered_and_one_far_off_is_not(
         drawn.append(list(shares(like).values()))
     assert (np.mean(drawn, axis=0) > 0.87).all()
     assert (np.mean(drawn, axis=0) < 0.95).all()
-    off = counted(rows, gone, quantity, *(judged(rows, gone, 0.1, 0.4, s) for s in (0, 1)), apart)
+    judgements = (judged(rows, gone, 0.1, 0.4, s) for s in (0, 1))
+    off = counted(rows, gone, quantity, *judgements, *known)
     for share in shares(off).values():
         assert share < 0.3
 
 
-def test_rows_outside_are_a_class_of_their_own_and_wider(rows: KernelRows) -> None:
+def test_rows_outside_are_a_class_of_their_own_and_wider(
+    rows: KernelRows, spread_of_others: Callable[[str], CardSpread]
+) -> None:
     card = max(set(rows.uuid), key=rows.uuid.count)
     gone = np.array([c == card for c in rows.uuid])
     new, again = judged(rows, gone, 0.1, 0.4, 0, "kind"), judged(rows, gone, 0.1, 0.0, 1)
-    found = counted(rows, gone, "latency", new, again, dict(default_widening().apart))
+    known = (dict(default_widening().apart), spread_of_others(card))
+    found = counted(rows, gone, "latency", new, again, *known)
     assert set(np.unique(found.of_class)) == {"", CLASSES[0], CLASSES[2]}
     assert shares(found)[CLASSES[2]] > 0.85
     wide, plain = (
@@ -101,11 +118,14 @@ def test_rows_outside_are_a_class_of_their_own_and_wider(rows: KernelRows) -> No
     assert all(row["coverage"] >= row["as_for_this_card"] for row in said)
 
 
-def test_what_other_cards_measured_is_told_by_the_operator(rows: KernelRows) -> None:
+def test_what_other_cards_measured_is_told_by_the_operator(
+    rows: KernelRows, spread_of_others: Callable[[str], CardSpread]
+) -> None:
     card = min(set(rows.uuid), key=rows.uuid.count)
     gone = np.array([c == card for c in rows.uuid])
     both = [judged(rows, gone, 0.1, 0.0, s) for s in (0, 1)]
-    found = counted(rows, gone, "latency", both[0], both[1], dict(default_widening().apart))
+    known = (dict(default_widening().apart), spread_of_others(card))
+    found = counted(rows, gone, "latency", *both, *known)
     others = {rows.spec[i] for i in np.flatnonzero(~gone & rows.is_kind("burst") & rows.fit)}
     for i in np.flatnonzero(found.of_class != ""):
         assert (found.of_class[i] == CLASSES[0]) == (rows.spec[i] in others)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -56,14 +57,28 @@ class EngineRecords:
 
 
 def load_engine_records(database: str | Path) -> EngineRecords:
-    """Read the three tables of a GPU's shipped database, or of a folder that holds them."""
+    """Read the three tables of a GPU's shipped database, or of a folder that holds them.
+
+    Those that ship are read once a process; each caller gets rows of its own.
+    """
     folder = database if isinstance(database, Path) else database_folder(database)
     missing = [name for name in TABLES if not (folder / name).exists()]
     if missing:
         names = ", ".join(missing)
         raise BadInput(f"{folder.name}: {names} not found. `wattcast lab pack-engine` writes them.")
-    tables = [tuple(read_table(folder / name)) for name in TABLES]
+    if isinstance(database, Path):
+        return EngineRecords(*(tuple(read_table(folder / name)) for name in TABLES))
+    tables = []
+    for name in TABLES:
+        path = folder / name
+        shipped_rows = _read_shipped_table(path, path.stat().st_mtime_ns)
+        tables.append(tuple([row.copy() for row in shipped_rows]))
     return EngineRecords(*tables)
+
+
+@lru_cache(maxsize=2 * len(TABLES))
+def _read_shipped_table(path: Path, _written_ns: int) -> tuple[Plain, ...]:
+    return tuple(read_table(path))
 
 
 def pack_engine_folders(folders: Sequence[Path], out: Path) -> EngineRecords:

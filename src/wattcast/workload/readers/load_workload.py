@@ -146,8 +146,9 @@ def _find_configured_model(path: Path, data: bytes) -> ModelSpec | None:
 def _looks_like_a_file(name: str) -> bool:
     if name.lower().endswith((".json", ".json.gz", ".onnx")):
         return True
-    folded = {fold_name(alias) for alias in load_aliases()}
-    return ("/" in name or "\\" in name) and fold_name(name) not in folded
+    if "/" not in name and "\\" not in name:
+        return False
+    return fold_name(name) not in {fold_name(alias) for alias in load_aliases()}
 
 
 def _read_content(workload: Workload) -> tuple[Path, bytes]:

@@ -265,8 +265,9 @@ def counted(
     new: Judged,
     again: Judged,
     apart: dict[OutsideReason, ReasonWidening],
+    spread: CardSpread,
 ) -> Counted:
-    """Classes of the rows of ``gone``, and which lie inside."""
+    """Classes of the rows of ``gone``, and which lie inside; ``spread`` is that of other cards."""
     place = list(KIND_OF_QUANTITY).index(quantity)
     at = gone & rows.is_kind(KIND_OF_QUANTITY[quantity]) & np.isfinite(new.ratio[:, place])
     shared = at & _measured_by(rows, ~gone, quantity) & np.isfinite(again.ratio[:, place])
@@ -284,7 +285,7 @@ def counted(
     )
     by = np.array([getattr(apart[OutsideReason(w)], quantity) if w else 0.0 for w in why.tolist()])
     ends = np.exp(widen_log_ends(ends, by[:, np.newaxis]))
-    by = NORMAL_P90 * getattr(_spread_without(rows, gone), quantity)
+    by = NORMAL_P90 * getattr(spread, quantity)
     far = np.exp(widen_log_ends(np.log(ends), by))
     inside, inside_own = (at & (ratio >= e[:, 0]) & (ratio <= e[:, 1]) for e in (far, ends))
     return Counted(
@@ -307,7 +308,7 @@ def _measured_by(
     return np.array([spec in there for spec in rows.spec])
 
 
-def _spread_without(rows: KernelRows, gone: Mask) -> CardSpread:
+def spread_without(rows: KernelRows, gone: Mask) -> CardSpread:
     """The spread between cards as the others show it."""
     remaining = rows.select_rows(~gone)
     return combine_spread(
@@ -340,6 +341,7 @@ def coverage_rows(gpu: str, tell: Tell) -> list[LedgerRow]:
             idle,
             tell,
         )
+        spread = spread_without(rows, gone)
         tables += [
             counted(
                 rows,
@@ -348,6 +350,7 @@ def coverage_rows(gpu: str, tell: Tell) -> list[LedgerRow]:
                 new,
                 again,
                 apart,
+                spread,
             )
             for quantity in KIND_OF_QUANTITY
         ]

@@ -142,8 +142,14 @@ def learn_host(sets: Iterable[coverage.ModelSet]) -> distances.HostSpread:
     return distances.HostSpread(round(float(low), 2), round(float(high), 2), len(factors), source)
 
 
-def load_named_runs(reference: Path) -> tuple[coverage.ModelSet, ...]:
-    """Load all published eager runs that are not corrupt, each predicted by its model's name."""
+def load_named_runs(
+    reference: Path,
+    longest_s: float = np.inf,
+) -> tuple[coverage.ModelSet, ...]:
+    """Load all published eager runs that are not corrupt, each predicted by its model's name.
+
+    Runs that were measured to take more than ``longest_s`` are left out.
+    """
     runs = {
         PUBLISHED_GPU: [
             run
@@ -154,7 +160,8 @@ def load_named_runs(reference: Path) -> tuple[coverage.ModelSet, ...]:
         "a10": read_published_file(reference, "a10"),
     }
     sets = []
-    for gpu, some in runs.items():
+    for gpu, gpu_runs in runs.items():
+        some = [run for run in gpu_runs if run.latency_s <= longest_s]
         options = [dict(ask_by_name(run, gpu, gpu).command.options) for run in some]
         predictions = tuple(
             predict(run.model, force=True, **conditions)
