@@ -97,13 +97,20 @@ def load_coefficients(subject: str, kind: type[Record]) -> Record:
 
 # What was loaded of each subject, so that a coefficient can be changed for a while.
 _loaded_records: defaultdict[str, list[Any]] = defaultdict(list)
+_changes: list[tuple[str, float]] = []
+
+
+def list_changes() -> tuple[tuple[str, float], ...]:
+    """Return the coefficients that are changed now, with their factors."""
+    return tuple(_changes)
 
 
 @contextmanager
 def change_coefficient(place: str, factor: float) -> Iterator[None]:
     """Multiply a coefficient, ``subject.name``, while the context lasts, to see what depends on it.
 
-    This is for tests and trials. What was computed and cached before keeps the old value.
+    This is for tests and trials. What was computed and cached before keeps the old value, unless
+    ``list_changes`` is a part of its key.
     """
     subject, _, name = place.partition(".")
     earlier_values = []
@@ -115,9 +122,11 @@ def change_coefficient(place: str, factor: float) -> Iterator[None]:
                 object.__setattr__(record, field, _multiply(value, factor))
     if not earlier_values:
         raise unknown_name("loaded coefficient", place, sorted(_loaded_records))
+    _changes.append((place, factor))
     try:
         yield
     finally:
+        _changes.remove((place, factor))
         for record, field, value in earlier_values:
             object.__setattr__(record, field, value)
 

@@ -16,12 +16,14 @@ import math
 import re
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from statistics import NormalDist
 
 import numpy as np
 
+from wattcast.coefficients.coefficient_files import list_changes
 from wattcast.core.arrays import Array
 from wattcast.core.errors import WattcastError, bad_value
 from wattcast.hardware import Gpu
@@ -32,7 +34,7 @@ from wattcast.options.setting_options import (
     MachineOptions,
     SettingOptions,
 )
-from wattcast.predictor.bundle import bundle_for
+from wattcast.predictor.bundle import Bundle, bundle_for
 from wattcast.predictor.engine_host import (
     ENGINE,
     HostTimes,
@@ -164,8 +166,18 @@ def tabulate_step_costs(
     # tables of one stage
     sizes = _place_sizes(host, steps)
     clocks_hz = list_clocks(gpu, clock_hz)
-    graphs = _StepGraphs(model, options, sizes, _context_shares(steps.context_spread))
-    tables = _tabulate_stage(gpu, clocks_hz, graphs, steps.max_seqs * (steps.tokens_a_step + 1))
+    stage = _EngineStage(
+        gpu,
+        bundle,
+        model,
+        options,
+        sizes,
+        steps.context_spread,
+        tuple(clocks_hz.tolist()),
+        steps.max_seqs * (steps.tokens_a_step + 1),
+        list_changes(),
+    )
+    tables, graph_notes = _recall_stage(stage)
 
     # a lane takes the layers of all stages
     stages = options.pp
@@ -175,7 +187,7 @@ def tabulate_step_costs(
     counts = host.count_launches(launches, bundle.reference.style is LibraryStyle.HOPPER)
 
     limit_w = float(np.mean(gpu.power.limit_w)) if power_limit_w is None else power_limit_w
-    notes = [note for note in graphs.assumptions if not _NOTES_OF_ONE_STEP.match(note)]
+    notes = [note for note in graph_notes if not _NOTES_OF_ONE_STEP.match(note)]
     notes.append(f"host times: {ENGINE}, one process, asynchronous scheduling")
     notes.append(cache.note)
     notes += _describe_lanes(options)
@@ -509,6 +521,50 @@ class _StageTables:
     prompt: Array
     prompt_more: Array
     prompt_slope: Array
+
+
+@dataclass(frozen=True, eq=False)
+class _EngineStage:
+    """All that decides the tables of a stage; stages of equal descriptions have the same tables."""
+
+    gpu: Gpu
+    bundle: Bundle  # the very one: its key is its identity
+    model: ModelSpec
+    options: ModelOptions
+    sizes: _StepSizes
+    context_spread: float
+    clocks_hz: tuple[float, ...]
+    most_sampled: int
+    changes: tuple[tuple[str, float], ...]  # of coefficients, in trials
+
+    @cached_property
+    def key(self) -> str:
+        """Describe everything, floats to the last digit."""
+        parts = (getattr(self, item.name) for item in fields(self) if item.name != "bundle")
+        return repr((id(self.bundle), *parts))
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _EngineStage) and self.key == other.key
+
+
+# Engines whose tables are remembered, of some megabytes each: runs of one engine at other rates,
+# limits or hosts take the same ones.
+_REMEMBERED_ENGINES = 8
+
+
+@lru_cache(maxsize=_REMEMBERED_ENGINES)
+def _recall_stage(stage: _EngineStage) -> tuple[_StageTables, tuple[str, ...]]:
+    """Tabulate a stage once; return its tables and what its graphs assume."""
+    shares = _context_shares(stage.context_spread)
+    graphs = _StepGraphs(stage.model, stage.options, stage.sizes, shares)
+    clocks_hz = np.array(stage.clocks_hz)
+    tables = _tabulate_stage(stage.gpu, clocks_hz, graphs, stage.most_sampled)
+    for item in fields(tables):
+        getattr(tables, item.name).flags.writeable = False
+    return tables, graphs.assumptions
 
 
 def _tabulate_stage(
