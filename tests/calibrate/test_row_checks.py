@@ -100,3 +100,31 @@ def test_a_row_tells_the_cost_of_launches_where_they_are_a_fifth_of_it(
     assert (cost_s is not None) is tells
     if cost_s is not None:
         assert np.isclose(cost_s, 5e-6)
+
+
+def check_one_row(clock_hz: float | None, power_w: float | None) -> bool:
+    """Return whether a card that publishes no lowest clock may have run like this."""
+    gpu = replace(GPU, clocks=replace(GPU.clocks, min_hz=None))
+    graph = build_graph("gpt2", ModelOptions(batch=8, seq=128))
+    row = MeasuredModel(graph.name, graph, 1.0, power_w, clock_hz, 45.0)
+    try:
+        calibration_rows._check_measured(row, "row 1", gpu)
+    except BadInput:
+        return False
+    return True
+
+
+def test_a_clock_below_a_twentieth_of_the_highest_is_refused() -> None:
+    """Megahertz that somebody takes for gigahertz are refused, and slow clocks are not."""
+    top_hz = float(np.max(GPU.clocks.max_hz))
+    assert [check_one_row(share * top_hz, None) for share in (0.04, 0.06)] == [False, True]
+
+
+def test_watts_below_a_fiftieth_of_the_limit_are_refused() -> None:
+    limit_w = float(np.max(GPU.power.limit_w))
+    assert [check_one_row(None, share * limit_w) for share in (0.016, 0.024)] == [False, True]
+
+
+def test_watts_half_again_above_the_limit_are_refused() -> None:
+    limit_w = float(np.max(GPU.power.limit_w))
+    assert [check_one_row(None, share * limit_w) for share in (1.3, 1.7)] == [True, False]

@@ -24,8 +24,8 @@ MOST_UNNAMED = {
 }
 
 NEGLIGIBLE = 1e-6  # of a divisor that must not be zero, or of a comparison of floats
-# Factors between units: percent, bits, seconds, minutes, hours, days, joules, and powers of ten.
-UNIT_FACTORS = {8, 24, 60, 100, 3600, 86400, 3.6e6} | {
+# Factors between units: percent, seconds, minutes, hours, days, joules, and powers of ten.
+UNIT_FACTORS = {60, 100, 3600, 86400, 3.6e6} | {
     float(f"1e{exponent}") for exponent in range(-15, 16, 3)
 }
 HALF = 0.5

@@ -12,7 +12,7 @@ from wattcast.calibrate.kernel_rows import parse_operators, read_plain_rows
 from wattcast.hardware import load_gpu
 from wattcast.kernels import reference_chip
 from wattcast.kernels.families import product_tiles
-from wattcast.kernels.families.attention import fill_with_parts
+from wattcast.kernels.families.attention import fill_with_parts, flash_parts
 from wattcast.kernels.kernel_labels import find_label
 
 
@@ -36,6 +36,14 @@ def test_caches_are_cut_into_the_parts_that_flash_attention_cuts_them_into() -> 
     parts = [fill_with_parts(float(tiles), blocks, slots) for tiles, slots, blocks in cases]
     assert parts == [split_as_flash_attention(*case) for case in cases]
     assert max(parts) > 100  # some of them reach for the most parts
+
+
+def test_blocks_of_keys_are_shorter_for_wider_heads() -> None:
+    """One head on many SMs: a cache is cut into as many parts as it has blocks of keys."""
+    flash_parts.cache_clear()
+    parts = {dim: flash_parts(1.0, 4096, dim, 108.0) for dim in (64, 72, 128, 136)}
+    flash_parts.cache_clear()
+    assert parts[64] < parts[72] == parts[128] < parts[136]
 
 
 def test_threads_of_a_tile_of_64_x_64_on_cuda_cores_compute_as_much_as_those_of_larger_ones() -> (

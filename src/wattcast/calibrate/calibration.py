@@ -478,6 +478,8 @@ class FactorFit:
 
 
 _NORMAL_P90 = 1.645  # of |x|, x standard normal
+_SETTLED = 1e-4  # step of a logarithm that ends a fit
+_LEAST_LEFT = 0.05  # of a row's residual that its own leverage may leave
 _FEW_ROWS = 3  # below which no set is chosen by rows left out
 
 
@@ -531,7 +533,7 @@ def fit_factors(
         step = np.linalg.solve(jacobian.T @ scaled + precision, slope)
         theta = theta + np.clip(step, -_LARGEST_STEP, _LARGEST_STEP)
         residual = problem.target - value(theta)
-        if np.abs(step).max() < 1e-4:
+        if np.abs(step).max() < _SETTLED:
             break
 
     # residuals left out, of the linearised problem
@@ -544,7 +546,7 @@ def fit_factors(
         deviation=np.sqrt(np.diag(covariance)) if chosen else np.zeros(0),
         start=start,
         residual=residual,
-        left_out=residual / np.maximum(1.0 - leverage, 0.05),
+        left_out=residual / np.maximum(1.0 - leverage, _LEAST_LEFT),
         spread=spread,
         reach=float(np.sum((jacobian * prior) ** 2)),
     )

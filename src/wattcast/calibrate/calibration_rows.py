@@ -182,6 +182,9 @@ def parse_published_run(line: Mapping[str, str]) -> MeasuredModel:
 
 MAX_FILE_BYTE = 16 << 20
 MOST_ROWS = 10_000
+_ROUNDED_CLOCK = 1.001  # by which a clock that was read may pass the ends of its range
+# Powers of ten between two prefixes of a unit, and how near a row's error is called such a factor.
+_THOUSAND, _NEAR_THOUSAND = 3, 0.7
 QUANTITIES = {
     "latency": "s",
     "energy": "J",
@@ -403,16 +406,21 @@ def _check_measured(
 ) -> MeasuredModel:
     """Refuse a clock that the card does not have and a power that it cannot draw."""
     top_hz = float(sweep_values(gpu.clocks.max_hz))
-    low_hz = 0.05 * top_hz
+    low_hz = ROW_CHECKS.lowest_clock * top_hz
     if gpu.clocks.min_hz is not None:
         low_hz = float(sweep_values(gpu.clocks.min_hz))
-    if m.clock_hz is not None and not 0.999 * low_hz <= m.clock_hz <= 1.001 * top_hz:
+    if (
+        m.clock_hz is not None
+        and not low_hz / _ROUNDED_CLOCK <= m.clock_hz <= _ROUNDED_CLOCK * top_hz
+    ):
         span = f"{units.show(low_hz, 'Hz')} to {units.show(top_hz, 'Hz')}"
         expected = f"a clock of the {gpu.name}, {span}"
         do = "Is the unit right, and the card?"
         raise bad_value(f"{where}: clock", expected, units.show(m.clock_hz, "Hz"), do)
     limit_w = float(np.max(gpu.power.limit_w))
-    if m.power_w is not None and not 0.02 * limit_w <= m.power_w <= 1.5 * limit_w:
+    least_w = ROW_CHECKS.lowest_power * limit_w
+    most_w = ROW_CHECKS.highest_power * limit_w
+    if m.power_w is not None and not least_w <= m.power_w <= most_w:
         expected = f"a mean power the {gpu.name} can draw, up to about {limit_w:.0f} W"
         do = "Are energy and latency of one run?"
         raise bad_value(f"{where}: power", expected, units.show(m.power_w, "W"), do)
@@ -442,7 +450,7 @@ def _far_row_error(
 ) -> BadInput:
     """Return the error of a row so far from the forecast that a unit was mixed up."""
     guess = ""
-    if abs(abs(np.log10(ratio)) - 3) < 0.7:
+    if abs(abs(np.log10(ratio)) - _THOUSAND) < _NEAR_THOUSAND:
         guess = " A factor of a thousand is a unit's prefix (s, ms, us)."
     times = f"measured {units.show(m.latency_s, 's')}, forecast {units.show(forecast_s, 's')}"
     return BadInput(

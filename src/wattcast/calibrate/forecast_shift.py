@@ -45,6 +45,10 @@ from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.kernel_phases import Correction, find_correction
 
 NEWTON_STEPS = 6
+_NORMAL_P90 = 1.645  # of |x|, x standard normal
+_SETTLED = 1e-3  # step of a log that ends a fit
+_NO_EVIDENCE = 1e10  # cost of spreads whose covariance is singular
+_LOG_SPREADS = (-7.0, 2.0)  # between which the search for spreads stays
 _FARTHEST = 0.7  # of one step, in logs
 _SLOPE_STEP = 0.02  # of a log, by which slopes are taken
 MOVED_PHASES = ("cycles", "memory", "fixed")
@@ -128,7 +132,7 @@ def shrink_towards_forecast(
         here = residual(theta)
         squared = (here / (np.exp(hyper[-1]) * scale)) ** 2
         weight = (SHIFT.student_freedom + 1.0) / (SHIFT.student_freedom + squared)
-        if np.abs(step).max() < 1e-3:
+        if np.abs(step).max() < _SETTLED:
             break
     return theta
 
@@ -159,12 +163,12 @@ def _fit_spreads(
         try:
             factor = cho_factor(covariance, lower=True)
         except LinAlgError:
-            return 1e10
+            return _NO_EVIDENCE
         misfit = target @ cho_solve(factor, target)
         pull = ((value - start) / SHIFT.level_spread) ** 2
         return float(0.5 * misfit + np.log(np.diag(factor[0])).sum() + 0.5 * pull.sum())
 
-    bounds = [(-7.0, 2.0)] * len(hyper)
+    bounds = [_LOG_SPREADS] * len(hyper)
     return np.asarray(minimize(negative_evidence, hyper, method="L-BFGS-B", bounds=bounds).x)
 
 
@@ -387,7 +391,7 @@ def forecast_deviation(
 ) -> float:
     """Return the standard deviation in logs of a family by the forecast's own interval."""
     low, high = getattr(bundle.residuals[family], quantity)
-    return max(float(np.log(high / low)) / (2 * 1.645), SHIFT.least_deviation)
+    return max(float(np.log(high / low)) / (2 * _NORMAL_P90), SHIFT.least_deviation)
 
 
 def move_corrections(

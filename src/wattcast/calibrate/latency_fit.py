@@ -136,6 +136,12 @@ LENGTH_ROWS = (
     300  # that lengths are fitted on, whose time grows with the cube; all rows give the mean
 )
 _STEPS = 25
+_NO_EVIDENCE = 1e10  # cost of lengths whose covariance is singular
+_FIRST_NOISE = 0.05  # of the variance, where the search for it begins
+_SLOPE_STEP = 1e-3  # of a logarithm, by which slopes are taken
+_MOST_CALLS = 60
+_NORMAL_SPREAD = 1.4826  # standard deviation over the median absolute deviation
+_LEAST_DEVIATION = 1e-3  # of logs, where most targets are equal
 
 
 def fit_gaussian_process(
@@ -207,7 +213,7 @@ def _fit_lengths(rows: Array, target: Array) -> tuple[Array, float, float]:
         try:
             factor = cho_factor(signal + noise * np.eye(count), lower=True)
         except LinAlgError:
-            return 1e10, np.zeros_like(value)
+            return _NO_EVIDENCE, np.zeros_like(value)
 
         alpha = cho_solve(factor, target)
         inverse = cho_solve(factor, np.eye(count))
@@ -224,7 +230,7 @@ def _fit_lengths(rows: Array, target: Array) -> tuple[Array, float, float]:
         cost = 0.5 * target @ alpha + log_determinant + prior
         return float(cost), slope
 
-    start_noise = 0.05 * spread  # where the search begins
+    start_noise = _FIRST_NOISE * spread  # where the search begins
     start_lengths = np.full(width, LATENCY_FIT.usual_length)
     start = np.concatenate([start_lengths, [np.log(spread), np.log(start_noise)]])
     variance_bounds = tuple(np.log(LATENCY_FIT.variance_bounds))
@@ -337,8 +343,8 @@ def _fit_group(
         bounds=(_LOW, _HIGH),
         loss="soft_l1",
         f_scale=LATENCY_FIT.large_error,
-        diff_step=1e-3,
-        max_nfev=60,
+        diff_step=_SLOPE_STEP,
+        max_nfev=_MOST_CALLS,
     )
     return np.asarray(result.x)
 
@@ -496,8 +502,8 @@ def _weigh_rows(target: Array, loss: str) -> Array | float:
 def _draw_outliers_in(target: Array) -> Array:
     """Draw outliers in, since a process takes errors as Gaussian."""
     middle = np.median(target)
-    robust_deviation = 1.4826 * float(np.median(np.abs(target - middle)))
-    reach = LATENCY_FIT.outlier * max(robust_deviation, 1e-3)
+    robust_deviation = _NORMAL_SPREAD * float(np.median(np.abs(target - middle)))
+    reach = LATENCY_FIT.outlier * max(robust_deviation, _LEAST_DEVIATION)
     return np.clip(target, middle - reach, middle + reach)
 
 

@@ -17,6 +17,7 @@ from wattcast.core.arrays import sweep_values
 from wattcast.core.units import Dtype
 from wattcast.hardware import Gpu
 from wattcast.kernels import RunCondition
+from wattcast.options.weight_recipes import RECIPES
 from wattcast.workload import engine_operators, engine_row_operators
 from wattcast.workload.model_catalogue import load_model
 from wattcast.workload.operator_base import Operator
@@ -31,6 +32,7 @@ class TableSample(NamedTuple):
     beside: tuple[Operator, ...] = ()  # operators inside the latency besides the row's own
 
 
+_PARTITIONS = 2.0  # of L2 beside HBM
 _TUNER_COPIES = 101  # of its arguments, that AITER's tuner goes round at most
 
 
@@ -63,7 +65,7 @@ def place_weights(
     weight_byte = op.read_byte - float(m) * k * op.dtype.byte
     l2_byte = 0.0 if gpu.l2.capacity_byte is None else float(sweep_values(gpu.l2.capacity_byte))
     if not gpu.memory.kind.startswith("GDDR"):
-        l2_byte *= 0.5
+        l2_byte /= _PARTITIONS
     return RunCondition(rotated="none" if copies * weight_byte <= l2_byte else "weights")
 
 
@@ -99,7 +101,7 @@ def _make_tuned_product(row: Mapping[str, Any], gpu: Gpu) -> TableSample | str:
             n,
             k,
             kernel="cutlass",
-            bit=4.25,
+            bit=RECIPES["mxfp4"].bit,
             dtype=Dtype.FP4,
         )
     else:

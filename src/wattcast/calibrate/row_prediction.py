@@ -37,7 +37,7 @@ def predict_with_bundle(
     ``run_s`` is how long the other rows ran after a pause; None: until the governor had settled.
     """
     bundle = replace(bundle, launch=replace(bundle.launch, host_s_per_operator=0.0))
-    result = np.full((len(rows), 4), np.nan)
+    result = np.full((len(rows), len(_RESULTS)), np.nan)
     burst = rows.is_kind("burst")
     data = np.array(rows.data)
     for name in dict.fromkeys(data[burst].tolist()):
@@ -123,6 +123,9 @@ def analyse_row(
 
 
 INTERVAL_LEVEL = 0.9
+_RESULTS = ("latency_s", "power_w", "clock_hz", "asked_w")  # of a row
+_NOTHING_MEASURED = (0.5, 2.0)  # a factor of two either way where no ratio is known
+_SAME_CLOCK_HZ = 1e7  # up to which two clocks are rounded to one
 
 
 def conformal_ends(ratio: Array, level: float = INTERVAL_LEVEL) -> tuple[float, float]:
@@ -130,7 +133,7 @@ def conformal_ends(ratio: Array, level: float = INTERVAL_LEVEL) -> tuple[float, 
     side.
     """
     if ratio.size == 0:
-        return (0.5, 2.0)
+        return _NOTHING_MEASURED
     ordered = np.sort(ratio)
     tail = (1.0 - level) / 2.0
     low_rank = np.floor(tail * (ratio.size + 1)) - 1
@@ -196,7 +199,7 @@ def measured_ranges(rows: KernelRows, kernels: Kernels) -> dict[str, MeasuredRan
             groups=tuple(sorted(groups)),
             sizes=sizes,
             forms={group: tuple(sorted(names)) for group, names in sorted(forms.items())},
-            clock_hz=find_ends(clock_hz[members], 1e7),
+            clock_hz=find_ends(clock_hz[members], _SAME_CLOCK_HZ),
         )
     return ranges
 

@@ -9,6 +9,7 @@ class TableCoefficients(Coefficients):
     """Which rows of a table are used, and for what."""
 
     least_rows: int  # of a family, to calibrate it
+    popularity_exponent: float  # of experts, over the exponent that a table names
     least_group_rows: int  # of a kind of kernels in it
     # of a latency that a row's own kernel keeps when what was timed beside it is taken off
     least_own_share: float

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 SUFFIXES = (".csv", ".csv.gz", ".txt", ".parquet")
 _DOTTED_NAME = re.compile(r"(?P<system>[^.]+)\.(?P<engine>[a-z]+)-(?P<version>.+)\.(?P<table>\w+)$")
 
+_INFERRED_ROWS = 1000  # from which the types of columns are told
+
 
 @dataclass(frozen=True)
 class TableFile:
@@ -257,7 +259,7 @@ def scan_table(path: Path) -> pl.LazyFrame:
         if path.suffix == ".parquet":
             frame = polars.scan_parquet(path)
         else:
-            frame = polars.scan_csv(path, infer_schema_length=1000)
+            frame = polars.scan_csv(path, infer_schema_length=_INFERRED_ROWS)
         with catch_panics():
             frame.collect_schema()
     except (polars.exceptions.PolarsError, OSError) as error:

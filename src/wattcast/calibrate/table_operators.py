@@ -14,15 +14,18 @@ from wattcast.calibrate.other_tables import (
     TableSample,
     place_weights,
 )
+from wattcast.calibrate.table_coefficients import TABLE
 from wattcast.calibrate.table_files import TableFile, version_key
 from wattcast.core.units import Dtype
 from wattcast.hardware import Gpu
 from wattcast.kernels import RunCondition
 from wattcast.kernels.families.engine.fused_experts import has_tuned_tiles
+from wattcast.options.weight_recipes import RECIPES
 from wattcast.workload import engine_operators, engine_row_operators
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Linear
 
+_GROUP = 128  # weights of 4 bits that share a scale
 # that the collector's products go round: weights come from device memory if these outgrow L2
 WEIGHT_COPIES = 6
 _HALF = {"bfloat16": Dtype.BF16, "float16": Dtype.FP16}
@@ -103,7 +106,7 @@ def _make_weight_only_product(
     product = engine_operators.WeightOnlyProduct(
         *sizes,
         weights,
-        128 if weights == "int4" else -1,
+        _GROUP if weights == "int4" else -1,
         kernel="cutlass",
         dtype=Dtype.BF16,
     )
@@ -139,7 +142,7 @@ def _make_fp4_product(sizes: _ProductSizes, gpu: Gpu) -> TableSample:
     product = engine_operators.BlockProduct(
         *sizes,
         kernel="cutlass",
-        bit=4.5,
+        bit=RECIPES["nvfp4"].bit,
         dtype=Dtype.FP4,
     )
     quantising = engine_row_operators.Quantize(sizes.m, sizes.k, "fp4", dtype=Dtype.BF16)
@@ -312,7 +315,7 @@ def _divide_experts(row: Mapping[str, Any], power_law: float | None) -> _Experts
     visits = picks / gpus  # of a token to this GPU
     if power_law is not None:
         # the busiest GPU is timed; exponents and loads were compared on rows that are fitted to
-        visits *= busiest_load(every_expert, picks, gpus, _POPULARITY_EXPONENT * power_law)
+        visits *= busiest_load(every_expert, picks, gpus, TABLE.popularity_exponent * power_law)
     top_k = min(max(round(visits), 1), experts)
     return _ExpertsPart(
         gpus=gpus,
@@ -322,9 +325,6 @@ def _divide_experts(row: Mapping[str, Any], power_law: float | None) -> _Experts
         inner=max(int(row["inter_size"]) // int(row.get("moe_tp_size") or 1), 1),
         visits_elsewhere=round(tokens * picks * (1.0 - 1.0 / gpus)),
     )
-
-
-_POPULARITY_EXPONENT = 2.0 / 3.0  # of experts, over the exponent that a table names
 
 
 def busiest_load(

@@ -63,6 +63,8 @@ from wattcast.hardware import Gpu
 from wattcast.workload import engine_operators
 from wattcast.workload.operator_base import Operator
 
+_FNV_START, _FNV_PRIME = 0xCBF29CE484222325, 0x100000001B3  # hash of Fowler, Noll and Vo
+_QUANTIZED_BYTE = 3.0  # of an input that is read as a half and written in fp8
 MOST_ROWS = 700  # of a table, a number format and a band of latency
 # of a row with watts, from the top clock on; shorter where 3,000 replays take less, which is not
 # counted
@@ -254,7 +256,7 @@ def _find_host_floor_ms(file: TableFile) -> float:
 
     m, n, k = (pl.col(name).cast(pl.Float64) for name in "mnk")
     flop = 2.0 * m * n * k
-    moved_byte = n * k + 3.0 * m * k + 2.0 * m * n
+    moved_byte = n * k + _QUANTIZED_BYTE * m * k + 2.0 * m * n
     is_tiny = (flop < TABLE.host_bound_work_flop) & (moved_byte < TABLE.host_bound_size_byte)
     timed = pl.col("latency") > 0
     tiny = scan_table(file.path).filter(timed & is_tiny & (pl.col("gemm_dtype") == "fp8_block"))
@@ -271,8 +273,8 @@ def _draw_rows(file: TableFile, most: int) -> Iterator[Mapping[str, Any]]:
 
     shape, formats = _list_drawing_columns(file)
     # FNV-1a over whole numbers
-    shape_hash = pl.lit(0xCBF29CE484222325, dtype=pl.UInt64)
-    prime = pl.lit(0x100000001B3, dtype=pl.UInt64)
+    shape_hash = pl.lit(_FNV_START, dtype=pl.UInt64)
+    prime = pl.lit(_FNV_PRIME, dtype=pl.UInt64)
     for name in shape:
         shape_hash = (shape_hash ^ pl.col(name).fill_null(0).cast(pl.UInt64)) * prime
     band = sum((pl.col("latency") >= edge).cast(pl.Int8) for edge in TABLE.bands_ms)

@@ -176,6 +176,7 @@ def _read_figure(
 LOW_S = 1e-7
 HIGH_S = 1e-3
 _GRID = 64
+_FINE_GRID = 101  # points between two of the grid
 
 
 @dataclass(frozen=True)
@@ -293,7 +294,7 @@ def _best_cost(
     best = int(off.argmin())
     low = max(best - 1, 0)
     high = min(best + 1, len(grid) - 1)
-    fine = np.geomspace(grid[low], grid[high], 101)
+    fine = np.geomspace(grid[low], grid[high], _FINE_GRID)
     log_fine = [np.interp(np.log(fine), np.log(grid), np.log(row)) for row in table]
     fine_off = np.abs(np.array(log_fine) - np.log(measured)[:, None]).mean(axis=0)
     return float(fine[fine_off.argmin()])

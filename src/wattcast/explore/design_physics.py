@@ -37,6 +37,7 @@ Columns = Mapping[str, npt.NDArray[Any]]
 # NVIDIA states 10 TB/s between the two dies of a Blackwell GPU (architecture technical brief,
 # 2024).
 DIE_LINK_BYTE_PER_S = 10e12
+_EQUAL_PARTS = 4.0  # of an SM: tensor cores, lanes, registers, shared memory
 
 
 def read_axes(gpu: Gpu, columns: Columns) -> DesignAxes:
@@ -109,7 +110,7 @@ def _relative_sm_area(gpu: Gpu, columns: Columns) -> Array:
     tensor, lanes = compare_pipes(gpu, columns)
     registers = _ratio(columns, "sm.register_count", gpu.sm.register_count)
     shared = _ratio(columns, "sm.shared_byte", gpu.sm.shared_byte)
-    return np.asarray(1.0 - 4.0 * part + part * (tensor + lanes + registers + shared))
+    return np.asarray(1.0 - _EQUAL_PARTS * part + part * (tensor + lanes + registers + shared))
 
 
 def sms_at_equal_area(gpu: Gpu, columns: Columns) -> Array:

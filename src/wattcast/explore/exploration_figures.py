@@ -34,6 +34,7 @@ from wattcast.report.text_tables import format_cell
 from wattcast.workload.readers.load_workload import Workload
 
 MOST_LINES = 8
+_TITLE_SIZE = 10
 MOST_CELLS = 250_000  # of a heat map
 CLOCK_STEPS = 60.0  # steps of a GPU's curve over its clocks
 _IDLE_COLOUR = "#DDDDDD"
@@ -274,6 +275,6 @@ def _label_sweep(
     study = result.study
     gpus = study.graph.gpu_count
     axes.set(xlabel=axis_label(x, gpus), ylabel=axis_label(y, gpus))
-    axes.set_title(f"{study.graph.name} on designs around {study.gpu.name}", fontsize=10)
+    axes.set_title(f"{study.graph.name} on designs around {study.gpu.name}", fontsize=_TITLE_SIZE)
     points = f"{result.points:,} points, {len(result.summary.shown['point']):,} shown"
     return add_caption(figure, f"{points}; {figure_style.describe_origin(study.bundle)}")

@@ -50,7 +50,7 @@ from wattcast.explore.study import Study, evaluate_points
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.predictor.api import find_gpu
 from wattcast.predictor.bundle import bundle_for
-from wattcast.predictor.prices import Prices, parse_prices
+from wattcast.predictor.prices import MOST_PUE, Prices, parse_prices
 from wattcast.serving import plan_options
 from wattcast.serving.latency_bounds import parse_both_bounds
 from wattcast.serving.option_bounds import tabulate_option
@@ -180,7 +180,7 @@ def read_fleet(path: Path, site_power: str | None = None) -> Fleet:
     for name, count in file.gpus.items():
         if not 1 <= count <= MOST_GPUS:
             raise bad_value(f"{path.name}: gpus.{name}", f"from 1 to {MOST_GPUS:,}", count)
-    if not 1.0 <= file.pue <= 10.0:
+    if not 1.0 <= file.pue <= MOST_PUE:
         raise bad_value(f"{path.name}: pue", "a number from 1 to 10", file.pue)
     headroom = units.parse_amount(file.headroom, "", f"{path.name}: headroom")
     demands = []

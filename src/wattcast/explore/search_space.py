@@ -41,6 +41,7 @@ from wattcast.core.errors import import_extra
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.explore.design_physics import memory_kinds
 from wattcast.hardware import Gpu
+from wattcast.predictor.run_settings import HIGHEST_C
 from wattcast.workload.model_options import OPTION_NAMES
 
 
@@ -398,7 +399,7 @@ def _check_range(
     ranges = {
         "sparsity": (1.0, 2.0),
         "clock": (float(gpu.clocks.min_hz or 1.0), float(gpu.clocks.max_hz)),
-        "temperature": (0.0, 110.0),
+        "temperature": (0.0, HIGHEST_C),
     }
     low, high = ranges.get(field.name, (-math.inf, math.inf))
     if values.min() < low * (1 - 1e-9) or values.max() > high * (1 + 1e-9):

@@ -68,6 +68,8 @@ from wattcast.predictor.prediction_json import take_fields
 from wattcast.predictor.timeline import Timeline
 from wattcast.workload.graph import Graph, count_operators
 
+_PICKLE_PROTOCOL = 5
+
 
 def pack_value(value: Any) -> bytes:
     """Pack a value as bytes.
@@ -75,7 +77,7 @@ def pack_value(value: Any) -> bytes:
     They are a pickle: read those of your own processes, and nobody else's.
     """
     stream = io.BytesIO()
-    _Pickler(stream, protocol=5).dump(value)
+    _Pickler(stream, protocol=_PICKLE_PROTOCOL).dump(value)
     return zlib.compress(stream.getvalue(), 1)
 
 

@@ -507,7 +507,7 @@ def _no_point_error(study: Study) -> WattcastError:
     It says which constraint is the limit, from points spread over the space.
     """
     size = study.space.size
-    points = study.space.spread_points(2_000)
+    points = study.space.spread_points(_PROBED_POINTS)
     count = len(next(iter(points.values())))
     columns = points | evaluate_points(replace(study, constraints=()), points)
     shares = []
@@ -537,6 +537,7 @@ _FORKS = "forkserver" in multiprocessing.get_all_start_methods()
 if _FORKS:
     _LEAN["distributed.worker.multiprocessing-method"] = "forkserver"
 
+_PROBED_POINTS = 2_000  # among which the constraint that no point meets is looked for
 RETRIES = 5  # of a part whose worker died
 CONNECT_S = 10.0
 WORKERS_S = 60.0

@@ -73,6 +73,7 @@ _MOST_PICKS = 8  # kernels that a prediction is averaged over
 _CACHED_PRODUCTS = 128
 _MOST_PRODUCTS = 8192
 _TERMS = 17
+_LEAST_TILE = 8.0  # tokens of the smallest tile that a library has
 
 
 class Candidates(NamedTuple):
@@ -128,7 +129,7 @@ def candidate_terms(
     terms[10] = tiled.covered_m == m
     terms[11] = whole_waves <= 1
     terms[12] = whole_waves <= 2
-    terms[13] = np.maximum(m, 8.0) <= tile_m
+    terms[13] = np.maximum(m, _LEAST_TILE) <= tile_m
     np.multiply(split, np.log(k), out=terms[14])
     np.multiply(split, log_tiles, out=terms[15])
     terms[16] = split & (tiled.tiles <= sm_count / 2.0)

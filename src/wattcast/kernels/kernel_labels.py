@@ -56,6 +56,8 @@ class TileCoefficients(Coefficients):
     standard_side: float  # of a tile that feeds the tensor cores of an SM
     odd_image_channels: int  # input times output, from which odd images are turned
     most_parts: float  # bytes of sums for each image, over the images
+    most_log_tokens: float  # beyond which the choice of kernels takes all sizes alike
+    most_log_outputs: float  # as most_log_tokens, of results
 
 
 TILES = load_coefficients("product_tiles", TileCoefficients)
@@ -118,7 +120,7 @@ def tile_constants(
     feed = (TILES.standard_side**2 / area) ** exponent
     # A byte is written once; then each warpgroup of 64 rows reads its own rows and most of the
     # columns of the tile.
-    groups = np.maximum(tile_n, tile_m) / 64.0
+    groups = np.maximum(tile_n, tile_m) / WARPGROUP_ROWS
     shared = (1.0 + TILES.shared_crossings * groups) * crossings
     return np.array([step_byte, blocks, fewest, cuda, slots, feed, shared])
 
@@ -192,6 +194,8 @@ def _splits_k(name: ParsedKernelName) -> bool:
     return name.split_k or name.family == "splitk_reduce" or "splitK" in name.name
 
 
+WARPGROUP_ROWS = 64.0  # of a tile, that four warps multiply together
+_PLAIN_SIDE = 32  # of a tile whose kernel names no other
 # cuDNN's convolutions on CUDA cores say the logarithms of their sides: ..._sgemm<float, float,
 # 1024, 5, 5, ...>
 _PLAIN_SIDES = re.compile(r"convolve\w*<(?:[^<>,]+, )+?(?:128|256|512|1024), (\d), (\d),")
@@ -201,7 +205,7 @@ def _label_plain_convolution(name: str) -> KernelLabel:
     """Return the label of a convolution on CUDA cores that takes the image as it lies."""
     sides = _PLAIN_SIDES.search(name)
     if sides is None:
-        return KernelLabel("plain", 32, 32, False)
+        return KernelLabel("plain", _PLAIN_SIDE, _PLAIN_SIDE, False)
     tile_m = 2 ** int(sides[1])
     tile_n = 2 ** int(sides[2])
     return KernelLabel("plain", tile_n, tile_m, False)

@@ -63,11 +63,14 @@ class KernelPicks:
         return np.asarray((self.share * is_kind).sum(axis=1))
 
 
+_PICK_COLUMNS = 4  # sides of the tile, parts, and the kind or the share
+
+
 def picks_of_labels(
     labels: Mapping[int, KernelLabel], kernels_run: Sequence[KernelsRun]
 ) -> KernelPicks:
     """Return picks of rows whose kernel is certain, in the order of ``labels``."""
-    table = np.empty((4, len(labels), 1))
+    table = np.empty((_PICK_COLUMNS, len(labels), 1))
     for place, (row, label) in enumerate(labels.items()):
         _, counted_parts = kernels_run[row]
         parts = counted_parts or (0 if label.split else 1)
@@ -94,7 +97,7 @@ def join_picks(parts: Sequence[tuple[RowIndex, KernelPicks]], count: int) -> Ker
     widths = [1 if picks.sure.all() else picks.share.shape[1] for _, picks in parts]
     width = max(widths, default=1)
     kind = np.zeros((count, width), np.int64)
-    table = np.ones((4 + len(TileConstants._fields), count, width))
+    table = np.ones((_PICK_COLUMNS + len(TileConstants._fields), count, width))
     table[3] = 0.0
     for rows, picks in parts:
         filled = slice(0, min(picks.share.shape[1], width))

@@ -77,6 +77,10 @@ class KernelWorkCoefficients(Coefficients):
 WORK = load_coefficients("kernel_work", KernelWorkCoefficients)
 
 SM_THREADS = 2048.0
+SM_BLOCKS = 32.0  # that an SM holds at most
+WARP_THREADS = 32.0
+SUM_BYTE = 4.0  # of a sum, in fp32
+MOVED_SUM_BYTE = 2.0 * SUM_BYTE  # of a sum that one kernel writes and another reads
 
 
 class LibraryStyle(StrEnum):
@@ -610,7 +614,10 @@ def log2_size(values: npt.ArrayLike) -> Array:
     return np.asarray(np.log2(np.maximum(np.asarray(values, dtype=np.float64), 1.0)))
 
 
-def log2_alignment(size: npt.ArrayLike, most: int = 16) -> Array:
+_WIDEST_ALIGNMENT = 16  # elements of a size that any kernel asks for
+
+
+def log2_alignment(size: npt.ArrayLike, most: int = _WIDEST_ALIGNMENT) -> Array:
     """Return log2 of the largest power of two that divides a size, up to ``most``."""
     # Sizes below one element count as one.
     whole = np.maximum(np.asarray(size, dtype=np.int64), 1)

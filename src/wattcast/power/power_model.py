@@ -400,6 +400,9 @@ def order_by_event(where: str, coefficients: Mapping[str, float]) -> dict[str, f
 
 
 MOST_RELATIVE_VOLTAGE = 10.0
+MOST_IDLE_GROWTH = 0.1  # of idle power a degree
+LOWEST_C, HIGHEST_C = -100.0, 200.0  # beyond which no chip is
+_LINE_WIDTH = 118  # of a file
 MOST_IDLE_W = 1e5  # of one card: the hungriest of the catalogue idles at 294 W
 
 
@@ -475,7 +478,7 @@ class IdlePower:
             raise bad_value("idle", "rising clocks and powers above zero", self.power_w.tolist())
         if not (self.power_w.max() <= MOST_IDLE_W and np.isfinite(self.clock_hz).all()):
             raise bad_value("idle", f"at most {MOST_IDLE_W:g} W", self.power_w.max())
-        if not (abs(self.per_c) <= 0.1 and -100.0 <= self.reference_c <= 200.0):
+        if not (abs(self.per_c) <= MOST_IDLE_GROWTH and LOWEST_C <= self.reference_c <= HIGHEST_C):
             expected = "a growth of at most 0.1 a degree, from a temperature of a chip"
             raise bad_value("idle", expected, f"{self.per_c} from {self.reference_c} C")
 
@@ -553,7 +556,7 @@ def encode_model(saved: SavedModel) -> bytes:
         plain,
         sort_keys=False,
         allow_unicode=True,
-        width=118,
+        width=_LINE_WIDTH,
     )
     return text.encode()
 

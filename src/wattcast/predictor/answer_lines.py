@@ -31,6 +31,9 @@ class AnswerCoefficients(Coefficients):
 
 
 ANSWERS_IN_WORDS = load_coefficients("answers", AnswerCoefficients)
+
+_LEAST_SHOWN_J = 1e-3  # a smaller energy of an item is not worth a line
+_USUAL_DIGITS, _MOST_DIGITS = 3, 4
 MUCH_WAITING = ANSWERS_IN_WORDS.much_waiting
 
 # Beginnings of assumptions, those that move an answer most first. What a user did not choose and
@@ -111,7 +114,7 @@ def _list_energies(p: PredictionValues) -> Iterator[AnswerLine]:
     for count, word, _ in counts:
         each_j = float(p.total_energy_j) / count
         each_ends_j = energy_ends_j / count
-        if each_j > 1e-3:
+        if each_j > _LEAST_SHOWN_J:
             number, number_span = span_numbers(each_j, each_ends_j)
             value = f"{number} J"
             span = f"{number_span} J"
@@ -263,7 +266,8 @@ def count_digits(
     half_width = (high - low) / 2.0 / value if value > 0.0 else 1.0
     if half_width >= ANSWERS_IN_WORDS.two_digits_width:
         return 2
-    return 3 if half_width >= ANSWERS_IN_WORDS.three_digits_width else 4
+    is_wide = half_width >= ANSWERS_IN_WORDS.three_digits_width
+    return _USUAL_DIGITS if is_wide else _MOST_DIGITS
 
 
 def round_number(value: float, digits: int) -> str:

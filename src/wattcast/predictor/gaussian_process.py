@@ -20,6 +20,7 @@ from wattcast.core.arrays import Array
 # Multiplications of a product: no library gives so few to threads, which wait for one another.
 _PRODUCT = 500_000
 _FEWEST_ROWS = 16  # of such a product, with fewer points where they are many
+_UNDOUBLED = 0.25  # of squares of what was doubled for the products
 _PAIRS = 2**16  # of rows and points whose distances stay in a cache
 _LOG2_E = np.log2(np.e)  # scales coordinates so that 2^-r stands for exp(-r), which takes longer
 
@@ -77,7 +78,7 @@ class GaussianProcess:
         np.multiply((self.points - self._middle).T, -2.0 * _LOG2_E, out=points[:-2])
         points[-2] = 1.0
         np.einsum("ij,ij->j", points[:-2], points[:-2], out=points[-1])
-        points[-1] *= 0.25
+        points[-1] *= _UNDOUBLED
         return points, self.variance * self.alpha
 
     @cached_property

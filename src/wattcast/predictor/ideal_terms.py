@@ -24,6 +24,8 @@ from wattcast.predictor.timeline import count_rounds, count_waves
 
 RATE_FEATURES = ("log_time", "rate_dram", "rate_l2", "rate_pipe", "rate_active")
 
+_SHORTEST_US = 1e-3  # of a kernel whose logarithm is taken
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class IdealTerms:
@@ -171,7 +173,7 @@ def busy_rates(
     working_share = 1.0 - fixed_s / np.maximum(seconds, 1e-12)
     working_share = np.minimum(np.maximum(working_share, 0.0), 1.0)
     rates = {
-        "log_time": np.log2(np.maximum(seconds * 1e6, 1e-3)),
+        "log_time": np.log2(np.maximum(seconds * 1e6, _SHORTEST_US)),
         "rate_dram": dram_byte / (cycles * reference.dram_byte_per_cycle),
         "rate_l2": l2_byte / (cycles * reference.l2_byte_per_cycle),
         "rate_pipe": kernels.flop / (cycles * flop_per_cycle),

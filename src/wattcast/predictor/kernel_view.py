@@ -33,6 +33,8 @@ from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Bmm, Linear
 
 _MOST_ALTERNATIVES = 6
+# Sides of tiles that are shown besides those that the library may take.
+_USUAL_TILES = ((128, 256), (256, 128), (128, 128), (64, 256), (128, 64), (64, 64))
 _LATE_PHASES = ("between", "store")
 
 
@@ -306,7 +308,7 @@ def _view_tiles(
     for label, label_share in likely:
         likelihood[label] = (likelihood.get(label) or 0.0) + label_share
     kind = likely[0][0].kind
-    for tile_n, tile_m in ((128, 256), (256, 128), (128, 128), (64, 256), (128, 64), (64, 64)):
+    for tile_n, tile_m in _USUAL_TILES:
         likelihood.setdefault(KernelLabel(kind, tile_n, tile_m, split=False), None)
     scale = find_scale(kernels, basis.bundle.corrections, basis.bundle.learned)
     load_factor = float(scale.l2[row]) / (reference.l2_byte_per_cycle * effective_hz)

@@ -103,6 +103,9 @@ class NetworkLaw:
     share: float  # of a card's rate that large messages reach
 
 
+_GEN4_BYTE_PER_S = 20e9  # from which a link of 16 lanes is no PCIe 3.0, which has 16 GB/s
+
+
 @dataclass(frozen=True)
 class SocketLaw:
     """Bytes a second between the sockets of a node, one direction."""
@@ -112,7 +115,7 @@ class SocketLaw:
 
     def choose_rate(self, link_byte_per_s: Array) -> Array:
         """Return the rate beside cards whose PCIe links have a rate; 16 GB/s are Gen3."""
-        is_gen3 = np.asarray(link_byte_per_s) < 20e9
+        is_gen3 = np.asarray(link_byte_per_s) < _GEN4_BYTE_PER_S
         return np.where(is_gen3, self.gen3_byte_per_s, self.later_byte_per_s)
 
 

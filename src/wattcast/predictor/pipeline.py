@@ -292,7 +292,9 @@ def _list_larger_sizes(m: int) -> list[int]:
     ([128, 192, 256, 384], [6, 8, 12, 16])
     """
     power = 1 << m.bit_length()
-    sizes = (3 * power // 4, power, 3 * power // 2, 2 * power, 3 * power)
+    sizes = [
+        size for double in (power // 2, power, 2 * power) for size in (double, double + double // 2)
+    ]
     return [size for size in sizes if size > m][:_LARGER_SIZES]
 
 

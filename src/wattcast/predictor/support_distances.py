@@ -38,6 +38,7 @@ from wattcast.workload.model_options import SoftwareStack
 from wattcast.workload.operator_types import Collective
 
 _ANY_CLOCK_HZ = (1.0, 1e18)  # of a family whose clocks are not known
+_CHANGE_ENDS = (-0.5, 1.0)  # of power by temperature, beyond which the law of idle power is not
 _LEAST_END = 1e-3  # in logs; what moves an interval by less is not reported
 
 
@@ -308,7 +309,7 @@ def _measure_temperature(basis: PredictionBasis) -> Iterator[SupportDistance]:
     clock_hz = sweep_values(np.asarray(basis.at.clock_hz))
     idle_power_w = basis.bundle.power.idle_power_w
     change_w = idle_power_w(clock_hz, die_c) - idle_power_w(clock_hz, nearest_c)
-    change = np.abs(np.log1p(np.clip(change_w / basis.totals.power_w, -0.5, 1.0)))
+    change = np.abs(np.log1p(np.clip(change_w / basis.totals.power_w, *_CHANGE_ENDS)))
     zero = np.zeros_like(change)
 
     distance_c = np.abs(die_c - nearest_c)

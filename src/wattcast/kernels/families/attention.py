@@ -27,6 +27,8 @@ from wattcast.core.arrays import (
 from wattcast.kernels.families import KernelMapping, register_kernels
 from wattcast.kernels.families.special_grids import power_of_two
 from wattcast.kernels.kernel_table import (
+    MOVED_SUM_BYTE,
+    SUM_BYTE,
     ConditionColumns,
     FamilyColumns,
     ReferenceChip,
@@ -68,10 +70,13 @@ class AttentionCoefficients(Coefficients):
     head_launches: float  # cuDNN's that add up heads which share keys
     decode_slots: float  # blocks of decode that an SM holds, in cuDNN
     flash_decode_slots: float  # the same in FlashAttention
+    flash_heads: tuple[float, float]  # widest heads of the first two blocks of keys
 
 
 ATTENTION = load_coefficients("attention", AttentionCoefficients)
 
+_WHOLE_HEAD = 8  # elements of a head that kernels load at once
+_PADDED_TENSORS = 3.0  # queries, keys and values are copied with zeros behind each head
 _HALF_BYTE = 2  # of an element: the widest format of cuDNN and FlashAttention
 
 
@@ -110,8 +115,9 @@ def flash_parts(
     1.0
     """
     narrow_keys, usual_keys, wide_keys = ATTENTION.flash_keys
-    block_keys = narrow_keys if head_dim <= 64 else usual_keys
-    if head_dim > 128:
+    narrow_head, usual_head = ATTENTION.flash_heads
+    block_keys = narrow_keys if head_dim <= narrow_head else usual_keys
+    if head_dim > usual_head:
         block_keys = wide_keys
     return float(fill_with_parts(blocks, ceil(keys / block_keys), 2.0 * sm_count))
 
@@ -170,7 +176,7 @@ class _Sizes(NamedTuple):
     @property
     def is_padded(self) -> Mask:
         """Heads that get zeros behind them."""
-        return np.asarray(self.head_dim % 8 != 0)
+        return np.asarray(self.head_dim % _WHOLE_HEAD != 0)
 
     @property
     def shares_keys(self) -> Mask:
@@ -388,8 +394,12 @@ def _between_byte(sizes: _Sizes) -> Array:
     behind each head.
     """
     head_values = sizes.batch * sizes.heads * sizes.head_dim
-    gradient_byte = 8.0 * sizes.queries + sizes.shares_keys * 4.0 * sizes.width * sizes.keys
-    return sizes.backward * gradient_byte * head_values + sizes.is_padded * 3.0 * sizes.read_byte
+    query_byte = MOVED_SUM_BYTE * sizes.queries
+    gradient_byte = query_byte + sizes.shares_keys * SUM_BYTE * sizes.width * sizes.keys
+    return (
+        sizes.backward * gradient_byte * head_values
+        + sizes.is_padded * _PADDED_TENSORS * sizes.read_byte
+    )
 
 
 def _name_families(sizes: _Sizes, is_flash: Mask) -> CodedColumn[str]:

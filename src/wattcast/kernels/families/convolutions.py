@@ -79,6 +79,8 @@ class ConvolutionCoefficients(Coefficients):
 
 CONVOLUTIONS = load_coefficients("convolutions", ConvolutionCoefficients)
 
+_SQUARE_SIDE = 3  # taps of the usual filter, which has kernels of its own
+
 _SAVED_BY_WINOGRAD = ("unit_flop", "steps", "load_byte", "shared_byte")
 _WHOLE_TAPS = np.array([kind in ("direct", "simt", "plain") for kind in KERNEL_KINDS])
 
@@ -178,7 +180,7 @@ def _save_by_winograd(
     """
     if reference.has_tf32 or not np.any(shapes.simt):
         return np.zeros(len(ops))
-    is_square = np.array([op.r == op.s == 3 for op in ops])
+    is_square = np.array([op.r == op.s == _SQUARE_SIDE for op in ops])
     has_unit_stride = shapes.stride == 1.0
     has_filters = (shapes.groups == 1.0) & (shapes.simt > 0)
     return np.where(

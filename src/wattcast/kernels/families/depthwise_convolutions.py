@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core import Dtype
+from wattcast.kernels.kernel_table import SM_BLOCKS, WARP_THREADS
 from wattcast.workload.operator_types import Conv2d
 
 
@@ -43,6 +44,9 @@ class DepthwiseCoefficients(Coefficients):
 
 DEPTHWISE = load_coefficients("depthwise", DepthwiseCoefficients)
 
+_SM_WARPS = 64.0  # that an SM holds at most
+_VECTOR_CHANNELS = 4  # that a thread loads at once
+
 # One kernel, which loads every tap; it is slower in half precision, which it widens.
 _TAP_KERNELS = ("last.plain", "last.wide")
 
@@ -73,7 +77,11 @@ def depthwise_kind(op: Conv2d) -> str:
         return "last.direct"
     if op.dtype.byte > 2:
         return "last.wide"
-    return "last.special" if op.n >= DEPTHWISE.few_images and op.c % 4 == 0 else "last.plain"
+    return (
+        "last.special"
+        if op.n >= DEPTHWISE.few_images and op.c % _VECTOR_CHANNELS == 0
+        else "last.plain"
+    )
 
 
 def depthwise_work(op: Conv2d, kind: str) -> DepthwiseWork:
@@ -150,10 +158,10 @@ def _filter_work(op: Conv2d, plain: DepthwiseWork) -> DepthwiseWork:
     """
     taps = op.r * op.s
     image_byte, _, out_byte = op.tensors_byte
-    image_steps = ceil(op.p * op.q / 32.0) + DEPTHWISE.start_steps
+    image_steps = ceil(op.p * op.q / WARP_THREADS) + DEPTHWISE.start_steps
     return plain._replace(
         units=float(op.groups * taps),
-        slots=min(64.0 / min(op.n, DEPTHWISE.filter_warps), 32.0),
+        slots=min(_SM_WARPS / min(op.n, DEPTHWISE.filter_warps), SM_BLOCKS),
         steps=ceil(op.n / DEPTHWISE.filter_warps) * image_steps + DEPTHWISE.reduce_steps,
         reread_byte=(taps - 1.0) * (image_byte + out_byte),
     )

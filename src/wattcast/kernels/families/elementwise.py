@@ -48,6 +48,8 @@ from wattcast.workload.operator_types import Elementwise
 
 _KERNEL_FAMILIES = tuple(f"elementwise.{kernel}" for kernel in KERNELS)
 
+_TENSORS_OF_TWO = 3.0  # two operands and a result
+
 
 def elementwise_work(
     ops: Sequence[Elementwise],
@@ -149,10 +151,10 @@ def _l2_byte(sizes: ElementwiseSizes) -> Array:
     turned = (sizes.kernel == TRANSPOSED).nonzero()[0]
     if not turned.size:
         return sizes.byte
-    doublings = np.log2(np.maximum(sizes.columns[turned], 1.0) / 32.0)
+    doublings = np.log2(np.maximum(sizes.columns[turned], 1.0) / ELEMENTWISE.short_row)
     least_share = ELEMENTWISE.sector_share
     share = np.clip(least_share + ELEMENTWISE.sector_growth * doublings, least_share, 1.0)
-    has_one_operand = sizes.operands[turned] < 3.0
+    has_one_operand = sizes.operands[turned] < _TENSORS_OF_TWO
     sector_byte = ELEMENTWISE.sector_byte * np.where(has_one_operand, share, 1.0)
     moved = sizes.byte.copy()
     moved[turned] += (sector_byte - sizes.form.width[turned]) * sizes.n[turned]
@@ -182,7 +184,7 @@ def _describe_rows(
         "cold": sizes.is_cold.astype(np.float64),
         "fill": rounds / np.maximum(np.ceil(rounds), 1.0),
         "rounds": np.log2(rounds),
-        "run": np.minimum(sizes.run, 64.0),
+        "run": np.minimum(sizes.run, ELEMENTWISE.most_run),
     }
 
 

@@ -30,6 +30,7 @@ from wattcast.kernels.families.elementwise_sizes import (
 from wattcast.kernels.families.special_grids import GRIDS, power_of_two
 from wattcast.kernels.kernel_table import (
     SM_THREADS,
+    WARP_THREADS,
     WORK,
     LaunchGrid,
     as_columns,
@@ -176,7 +177,7 @@ def _gather_rows(sizes: _RowSizes, sm_count: float) -> LaunchGrid:
     """Cut a gather of many rows into blocks of a row, a thread for 16 bytes of it."""
     chunks = ceil(sizes.columns * sizes.width / _VECTOR_BYTE)
     units = sizes.rows * ceil(chunks / ELEMENTWISE.gather_threads)
-    threads = min(ceil(chunks / 32.0) * 32.0, ELEMENTWISE.gather_threads)
+    threads = min(ceil(chunks / WARP_THREADS) * WARP_THREADS, ELEMENTWISE.gather_threads)
     slots = min(SM_THREADS // threads, ELEMENTWISE.most_blocks)
     least_cycles = max(units / sm_count, 1.0) * WORK.block_cycles
     busy_cycles = max(sizes.busy_cycles(units, sm_count), least_cycles)
@@ -243,7 +244,8 @@ def _reduction_blocks(
     vector = _VECTOR_BYTE / width if columns >= ELEMENTWISE.vector_columns else 1.0
     threads_along = power_of_two(columns / vector, GRIDS.reduce_threads)
     block_rows = min(
-        power_of_two(rows, GRIDS.reduce_threads), GRIDS.reduce_threads / min(threads_along, 32.0)
+        power_of_two(rows, GRIDS.reduce_threads),
+        GRIDS.reduce_threads / min(threads_along, WARP_THREADS),
     )
     values = columns / min(threads_along, GRIDS.reduce_threads / block_rows)
     has_own_block = values >= GRIDS.shared_row_values * block_rows or values >= GRIDS.shared_values

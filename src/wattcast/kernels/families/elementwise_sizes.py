@@ -57,6 +57,8 @@ class ElementwiseCoefficients(Coefficients):
     vector_columns: float  # of a row from which a reduction loads several at once
     few_rows: float  # up to which a gather loops over its rows
     one_batch_rows: int  # of a cache up to which it is taken to be of one batch
+    short_row: float  # elements of a row up to which its turned sectors are found again
+    most_run: float  # elements that lie side by side, beyond which corrections take all alike
 
 
 ELEMENTWISE = load_coefficients("elementwise", ElementwiseCoefficients)
@@ -260,7 +262,7 @@ def _describe_form(form: _Form) -> tuple[float, ...]:
         "is_maximum": name == "max",
         "masked": name in _MASKED,
         "fills_copy": name == "masked_fill",
-        "is_wide": dtype.byte >= 4 and name != "cast",
+        "is_wide": dtype.byte >= Dtype.FP32.byte and name != "cast",
     }
     return tuple(columns[field] for field in FormColumns._fields)
 

@@ -40,6 +40,7 @@ from wattcast.kernels.kernel_labels import (
 )
 from wattcast.kernels.kernel_picks import KernelPicks, blend_families
 from wattcast.kernels.kernel_table import (
+    SUM_BYTE,
     Columns,
     ConditionColumns,
     FamilyColumns,
@@ -62,6 +63,9 @@ _SHAPE_FEATURES = (
     "dtype",
     "weight_width",
 )
+
+_CUT = 1.01  # parts of k, averaged over kernels, above which a product is cut
+_FORMS = 4  # of a format: slim or not, fast or not
 
 
 def product_work(
@@ -99,8 +103,8 @@ def product_work(
     split = tile["split"]
     if (split > 1.0).any():
         launches = launches + np.minimum(split - 1.0, 1.0)
-        split_byte = 4.0 * split * shapes.b * shapes.m * shapes.n
-        between_byte = np.where(split > 1.01, split_byte, 0.0) + between_byte
+        split_byte = SUM_BYTE * split * shapes.b * shapes.m * shapes.n
+        between_byte = np.where(split > _CUT, split_byte, 0.0) + between_byte
     work = {
         "units": tile["units"],
         "unit_flop": tile["unit_flop"],
@@ -338,7 +342,7 @@ def _name_families(
         forms += [(dtype, slim, fast) for slim in (False, True) for fast in (False, True)]
     is_slim = shapes.m <= TILES.slim_tokens
     is_fast = (shapes.aligned > 0) & (reference.style is LibraryStyle.AMPERE)
-    form_of_row = CodedColumn(forms, 4 * dtypes.place + 2 * is_slim + is_fast)
+    form_of_row = CodedColumn(forms, _FORMS * dtypes.place + 2 * is_slim + is_fast)
     return blend_families(_kernel_family, form_of_row, picks)
 
 

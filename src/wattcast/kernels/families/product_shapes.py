@@ -12,6 +12,8 @@ from wattcast.core.arrays import Array
 from wattcast.kernels.kernel_choice import TF32_CODE, ProductSizes
 from wattcast.kernels.kernel_labels import TILES
 from wattcast.kernels.kernel_table import (
+    MOVED_SUM_BYTE,
+    SUM_BYTE,
     Columns,
     ReferenceChip,
     count_columns,
@@ -25,6 +27,7 @@ from wattcast.workload.operator_types import (
 
 # A row must be a multiple of this for the fast kernels: a 16-byte access on every row.
 FAST_BYTE = 16
+_HALF_VECTOR = 4  # elements: rows of fewer cannot be loaded eight bytes at a time
 CUDA_CORE_FORMATS = (Dtype.FP32, Dtype.FP64)
 PRODUCT_CHOICE_COLUMNS = (
     "b",
@@ -102,7 +105,7 @@ def _fill_row(op: Operator) -> tuple[Any, ...]:
     has_fast_rows = left_row * width % FAST_BYTE + form.n * width % FAST_BYTE == 0
     aligned = has_fast_rows & (form.k * width >= FAST_BYTE)
     odd = (left_row % 2 + form.n % 2) > 0
-    half = (left_row % 4 + form.n % 4) > 0
+    half = (left_row % _HALF_VECTOR + form.n % _HALF_VECTOR) > 0
     return *form, odd, half, aligned, pipe_code(op.dtype)
 
 
@@ -204,8 +207,8 @@ def _describe_filter_gradient(op: Conv2d, pixels: int) -> _Form:
         k=pixels,
         width=width,
         weight_width=width,
-        out_width=4 if sums_images else width,
-        parts_byte=8 * op.n * op.k * op.c if sums_images else 0,
+        out_width=Dtype.FP32.byte if sums_images else width,
+        parts_byte=MOVED_SUM_BYTE * op.n * op.k * op.c if sums_images else 0,
     )
 
 
@@ -220,7 +223,9 @@ def is_point_convolution(op: Operator) -> bool:
     if op.h * op.w % 2 and op.c * op.k >= TILES.odd_image_channels:
         return False  # images of odd size would be read an element at a time: cuDNN turns them
     # Sums for each image that outgrow the images: cuDNN turns these instead.
-    return op.direction != "wgrad" or 4.0 * op.n * op.k * op.c <= TILES.most_parts * op.read_byte
+    return (
+        op.direction != "wgrad" or SUM_BYTE * op.n * op.k * op.c <= TILES.most_parts * op.read_byte
+    )
 
 
 def _is_dense_point(op: Conv2d) -> bool:
@@ -244,8 +249,8 @@ def choice_columns(
         "m": log_m,
         "n": log_n,
         "k": log_k,
-        "small_m": np.minimum(log_m, 7.0),
-        "small_out": np.minimum(log_out, 20.0),
+        "small_m": np.minimum(log_m, TILES.most_log_tokens),
+        "small_out": np.minimum(log_out, TILES.most_log_outputs),
     }
 
 
@@ -289,9 +294,10 @@ def product_features(
 
 def pipe_code(dtype: Dtype) -> float:
     """Return a number for the pipe of a format, for trees to cut between."""
-    return _PIPE_CODES.get(dtype, 5.0)
+    return _PIPE_CODES.get(dtype, _OTHER_PIPE)
 
 
+_OTHER_PIPE = 5.0
 _PIPE_CODES = {
     Dtype.FP8: 0.0,
     Dtype.INT8: 0.0,

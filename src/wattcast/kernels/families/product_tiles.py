@@ -33,6 +33,7 @@ from wattcast.kernels.kernel_labels import (
 )
 from wattcast.kernels.kernel_picks import KernelPicks, picks_of_labels
 from wattcast.kernels.kernel_table import (
+    MOVED_SUM_BYTE,
     Columns,
     LibraryStyle,
     ReferenceChip,
@@ -287,7 +288,7 @@ def fastest_tile(
     load_share = _LOADS_OF_BLOCK[reference.style]
     load_byte = load_share * tiles * (_TRIED_N + _TRIED_M) * k * width[:, np.newaxis]
     load_cycles = load_byte / reference.l2_byte_per_cycle
-    sum_cycles = 8.0 * _TRIED_SPLIT * b * m * n / reference.l2_byte_per_cycle
+    sum_cycles = MOVED_SUM_BYTE * _TRIED_SPLIT * b * m * n / reference.l2_byte_per_cycle
     reduce_cycles = np.broadcast_to(rules.reduce_cycles, len(width))[:, np.newaxis] + sum_cycles
     cycles = np.maximum(compute_cycles, load_cycles)
     cycles += np.where(_TRIED_SPLIT > 1, reduce_cycles, 0.0)
@@ -327,6 +328,9 @@ def _feed(
     return np.where(rules.cuda[:, np.newaxis], _feed_cuda_cores(area, reference), feed)
 
 
+_FEW_LANES = 64.0  # of fp32, that leave every other slot of the schedulers free
+
+
 def _crowd_slots(reference: ReferenceChip) -> float:
     """Return how far multiply-adds crowd other instructions out, from 0 to 1.
 
@@ -335,7 +339,7 @@ def _crowd_slots(reference: ReferenceChip) -> float:
     load of operands costs one of them; with 64 they take every other, and loads fit in between.
     """
     lanes = reference.per_cycle.get("cuda_fp32_flop", 0.0) / 2.0
-    return float(np.clip(lanes / 64.0 - 1.0, 0.0, 1.0))
+    return float(np.clip(lanes / _FEW_LANES - 1.0, 0.0, 1.0))
 
 
 def _feed_cuda_cores(area: Array, reference: ReferenceChip) -> Array:

@@ -22,6 +22,7 @@ from wattcast.core.arrays import (
 )
 from wattcast.kernels.families import KernelMapping, register_kernels
 from wattcast.kernels.kernel_table import (
+    MOVED_SUM_BYTE,
     SM_THREADS,
     WORK,
     ConditionColumns,
@@ -98,6 +99,8 @@ class RowReductionCoefficients(Coefficients):
 ROWS = load_coefficients("row_reductions", RowReductionCoefficients)
 
 LANES = 32.0  # of a warp
+_VECTOR_VALUES = 4  # that a thread loads at once
+_MOVES = 3.0  # of a product that is written, and read again with the result
 _KIND_CODES = {
     "softmax": 0.0,
     "layernorm": 1.0,
@@ -245,7 +248,7 @@ def _choose_kernels(form: _Form, dim: Array) -> npt.NDArray[np.str_]:
     """Return the kernel of each operator of a form, by the length of its rows."""
     kind, dtype, out_dtype, is_backward, _ = form
     if kind != "softmax":
-        return np.where(dim % 4 == 0, "vector", "scalar")
+        return np.where(dim % _VECTOR_VALUES == 0, "vector", "scalar")
     fuses_cast = out_dtype is not dtype and dtype is Dtype.FP16
     longest = ROWS.gradient_warp_row if is_backward or fuses_cast else ROWS.warp_row
     fits_registers = (dim <= ROWS.register_row) & (not fuses_cast) & (not is_backward)
@@ -274,9 +277,9 @@ def _count_work(
 
     # Between kernels: a cast writes fp32 that is read again; a product is written, and read again
     # with the result.
-    between_byte = (8.0 if alike.casts_apart else 0.0) * alike.elements
+    between_byte = (MOVED_SUM_BYTE if alike.casts_apart else 0.0) * alike.elements
     if alike.multiplies_first:
-        between_byte = between_byte + 3.0 * alike.elements * alike.dtype.byte
+        between_byte = between_byte + _MOVES * alike.elements * alike.dtype.byte
     resident = streamed_share(byte + between_byte, reference.l2_byte)
     missing = np.where(cold, 1.0, 1.0 - resident)
 

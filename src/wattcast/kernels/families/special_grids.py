@@ -22,7 +22,10 @@ from typing import NamedTuple, TypeAlias
 from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core import Dtype
 from wattcast.kernels.kernel_table import (
+    MOVED_SUM_BYTE,
+    SM_BLOCKS,
     SM_THREADS,
+    WARP_THREADS,
     WORK,
     LaunchGrid,
     steps_with_misses,
@@ -78,11 +81,12 @@ class SpecialGridCoefficients(Coefficients):
     reduce_vector: float  # values that a thread of a reduction loads at once
     shared_row_values: float  # of a thread, with which rows of a block share their results
     shared_values: float  # of a thread, with which blocks share a result
+    statistics_launches: float  # of PyTorch's kernels of a batch norm
 
 
 GRIDS = load_coefficients("special_grids", SpecialGridCoefficients)
 
-_WARP = 32.0
+_VECTOR_VALUES = 4  # of fp32, that a thread loads at once
 
 
 def special_kernel(op: Elementwise) -> str:
@@ -188,7 +192,7 @@ def batch_norm(
             scaling.blocks,
             steps_with_misses(scaling.steps, missing),
             scaling.slots,
-            launches=1.0 if shape.is_cudnn else 3.0,
+            launches=1.0 if shape.is_cudnn else GRIDS.statistics_launches,
             sm_cycle=scaling.sm_cycle,
             once=True,
         )
@@ -203,11 +207,11 @@ def batch_norm(
             sums.blocks,
             steps + scaling.steps,
             sums.slots,
-            launches=3.0 + (shape.channels_last and meets_in_memory),
+            launches=GRIDS.statistics_launches + (shape.channels_last and meets_in_memory),
             sm_cycle=scaling.sm_cycle,
         )
     if shape.channels_last:  # several loads in flight
-        return LaunchGrid(sums.blocks, steps, sums.slots, launches=3.0)
+        return LaunchGrid(sums.blocks, steps, sums.slots, launches=GRIDS.statistics_launches)
     return LaunchGrid(sums.blocks, steps_with_misses(2.0 * sums.steps, 2.0 * missing), sums.slots)
 
 
@@ -257,19 +261,21 @@ def _scale_images(
     blocks = shape.channels * groups
 
     block_threads = threads * block_pictures
-    warp_steps = block_threads / _WARP * steps
+    warp_steps = block_threads / WARP_THREADS * steps
     step_cycles = GRIDS.scale_cycles * (1.0 + GRIDS.memory_slowdown * missing)
     block_cycles = max(warp_steps * step_cycles, WORK.block_cycles)
-    slots = min(SM_THREADS / block_threads, 32.0)
+    slots = min(SM_THREADS / block_threads, SM_BLOCKS)
     return _Pass(blocks, steps, slots, max(blocks / sm_count, 1.0) * block_cycles)
 
 
 def _scale_channels_last(shape: _ImageShape, sm_count: float) -> _Pass:
     blocks, values = _cut_channels_last(shape, sm_count)
-    warps = GRIDS.last_channels * GRIDS.last_threads / _WARP
+    warps = GRIDS.last_channels * GRIDS.last_threads / WARP_THREADS
     value_cycles = GRIDS.cudnn_last_scale_cycles if shape.is_cudnn else GRIDS.last_scale_cycles
     sm_cycle = blocks / sm_count * max(warps * values * value_cycles, WORK.block_cycles)
-    return _Pass(blocks, ceil(values / GRIDS.last_loads), SM_THREADS / (warps * _WARP), sm_cycle)
+    return _Pass(
+        blocks, ceil(values / GRIDS.last_loads), SM_THREADS / (warps * WARP_THREADS), sm_cycle
+    )
 
 
 def _sum_channels(shape: _ImageShape, sm_count: float) -> _Pass:
@@ -304,12 +310,15 @@ def _cut_channels_last(
     return blocks, shape.channel_values * shape.channels / threads
 
 
+_BLOCK_THREADS = (32.0, 64.0, 128.0, 256.0, 512.0)
+
+
 def _block_threads(size: float) -> float:
     """Return the least of 32, 64, ... 512 that reaches a size, or 512."""
-    for threads in (32.0, 64.0, 128.0, 256.0):
+    for threads in _BLOCK_THREADS:
         if size <= threads:
             return threads
-    return 512.0
+    return _BLOCK_THREADS[-1]
 
 
 def _sum_columns(
@@ -330,7 +339,7 @@ def _sum_columns(
     vector = _result_vector(results)
     most_threads = GRIDS.reduce_threads / vector
     along = power_of_two(results / vector, most_threads)
-    height = min(power_of_two(length, most_threads), most_threads / min(along, 32.0))
+    height = min(power_of_two(length, most_threads), most_threads / min(along, WARP_THREADS))
     width = min(along, most_threads / height)
 
     # Threads of a column share what is added up where there is enough of it.
@@ -353,7 +362,7 @@ def _sum_columns(
         steps,
         slots,
         launches=1.0 + has_parts,
-        between_byte=has_parts * 8.0 * results * parts,
+        between_byte=has_parts * MOVED_SUM_BYTE * results * parts,
         sm_cycle=sm_cycle,
     )
 
@@ -391,7 +400,7 @@ def _pool_windows(
     missing: float,
 ) -> LaunchGrid:
     """Take a thread for each result (with its place, an int64), which walks over its window."""
-    results = max(op.write_byte / (op.dtype.byte + 8.0), 1.0)
+    results = max(op.write_byte / (op.dtype.byte + Dtype.INT64.byte), 1.0)
     return LaunchGrid(
         ceil(results / GRIDS.pool_threads),
         steps=GRIDS.pool_steps,
@@ -413,7 +422,7 @@ def _pool_gradient(
     blocks = min(planes, GRIDS.most_planes) * across
     # Further planes of a block load while it computes.
     planes_of_block = 1.0 + (max(planes / GRIDS.most_planes, 1.0) - 1.0) / GRIDS.later_planes
-    plane_cycles = GRIDS.pool_gradient_cycles * ceil(pixels / _WARP) / across
+    plane_cycles = GRIDS.pool_gradient_cycles * ceil(pixels / WARP_THREADS) / across
     block_cycles = planes_of_block * max(plane_cycles, 2.0 * WORK.block_cycles)
     return LaunchGrid(
         blocks,
@@ -441,7 +450,9 @@ def _step_optimizer(
 
     # Some tensors are longer by one.
     longer = op.n % GRIDS.list_tensors
-    odd_tensors = longer * bool((size + 1) % 4) + (GRIDS.list_tensors - longer) * bool(size % 4)
+    odd_tensors = longer * bool((size + 1) % _VECTOR_VALUES) + (GRIDS.list_tensors - longer) * bool(
+        size % _VECTOR_VALUES
+    )
     odd_share = odd_tensors / GRIDS.list_tensors
     return LaunchGrid(
         blocks,
@@ -463,8 +474,8 @@ def _scatter_rows(
         return None
     columns = op.n / indices
     return LaunchGrid(
-        ceil(columns / _WARP),
-        steps=1.0 + ceil(indices / _WARP),
+        ceil(columns / WARP_THREADS),
+        steps=1.0 + ceil(indices / WARP_THREADS),
         slots=2.0,
         launches=2.0,
     )
@@ -488,7 +499,7 @@ def _sorted_scatter(
 
 def _index_count(op: Elementwise) -> float:
     """Return the rows that a gradient of a table adds up; 0 where its bytes do not tell."""
-    indices = (op.read_byte - 2.0 * op.n * op.dtype.byte) / 8.0
+    indices = (op.read_byte - 2.0 * op.n * op.dtype.byte) / Dtype.INT64.byte
     return indices if 1.0 <= indices <= op.n else 0.0
 
 

@@ -71,10 +71,12 @@ Cycles = Annotated[float, Meta(ge=0.0, le=1e7)]
 Weight = Annotated[float, Meta(ge=0.0, le=1e3)]
 Share = Annotated[float, Meta(gt=0.0, le=1.0)]
 Size = Annotated[float, Meta(ge=0.0, le=1e15)]
-Hertz = Annotated[float, Meta(gt=0.0, le=1e11)]
+HIGHEST_HZ = 1e11
+Hertz = Annotated[float, Meta(gt=0.0, le=HIGHEST_HZ)]
 Watts = Annotated[float, Meta(gt=0.0, le=1e6)]
 Celsius = Annotated[float, Meta(ge=-50.0, le=150.0)]
 LONGEST_FIXED_S = 1.0  # of a kernel's fixed time, or of the host's time for an operator
+LEAST_SETTLES = 0.5  # share of the power limit that a governor keeps to; those that ship: 0.97
 MOST_LOG_FACTOR = 7.0  # of a learned factor; those that ship reach 4.9
 ARRAYS_FILE = "arrays.npz"
 FAMILIES = (
@@ -265,7 +267,7 @@ def _parse_short_time(text: str, where: str) -> float:
 
 def _parse_clock(text: str, where: str) -> float:
     hertz = units.parse(text, "Hz", where)
-    if not 0.0 < hertz <= 1e11:
+    if not 0.0 < hertz <= HIGHEST_HZ:
         raise bad_value(where, "a clock above 0 and up to 100 GHz", text)
     return hertz
 
@@ -474,7 +476,7 @@ def _check_file(
     if file.arrays and arrays is None:
         do = "Copy the whole folder."
         raise bad_value(f"{where}: arrays", f"{ARRAYS_FILE} beside it", "none", do)
-    if not 0.5 <= file.settles <= 1.0:
+    if not LEAST_SETTLES <= file.settles <= 1.0:
         expected = "a share of the power limit between 0.5 and 1"
         raise bad_value(f"{where}: settles", expected, file.settles)
 

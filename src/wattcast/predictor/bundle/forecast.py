@@ -503,6 +503,9 @@ def _compare_loads(gpu: Gpu, rule: ForecastRule) -> float:
     return rule.l2_loads.get(gpu.compute_capability, 1.0)
 
 
+_FLOP_PER_SCORE = 4.0  # and element of a head: two products of a multiply-add each
+
+
 def _expose_scores(compute: float, gpu: Gpu) -> float:
     """Return λ of attention whose programs hide no score behind products, as FlashAttention 2.
 
@@ -513,7 +516,7 @@ def _expose_scores(compute: float, gpu: Gpu) -> float:
     lanes = gpu.pipes.cuda_flop_per_cycle.get(Dtype.FP32)
     if rate is None or lanes is None or gpu.pipes.sfu_op_per_cycle is None:
         return compute
-    product_cycles = 4.0 * FORECAST.score_head / _take_scalar(rate)
+    product_cycles = _FLOP_PER_SCORE * FORECAST.score_head / _take_scalar(rate)
     fp32_cycles = FORECAST.fp32_per_score / (0.5 * _take_scalar(lanes))
     score_cycles = 1.0 / _take_scalar(gpu.pipes.sfu_op_per_cycle) + fp32_cycles
     counted_cycles = product_cycles + ENGINE_ATTENTION.score_cycles

@@ -27,6 +27,7 @@ from wattcast.core.strict_files import read_shipped_yaml
 # of |x|, x standard normal
 NORMAL_MEDIAN = 0.6745
 NORMAL_P90 = 1.6449
+_WIDEST = 5.0  # half-width of logs; a factor of 150 is a damaged file
 
 
 class CardSpread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -98,7 +99,7 @@ class ReasonWidening(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         for name, value in (("latency", self.latency), ("power", self.power)):
-            if not 0.0 <= value < 5.0:
+            if not 0.0 <= value < _WIDEST:
                 expected = "a half-width of logs, from 0 to below 5"
                 raise bad_value(f"widening.{name}", expected, value)
 

@@ -62,6 +62,8 @@ class EngineExpertCoefficients(Coefficients):
     marlin_outputs: float  # of a tile of Marlin
     oai_rows: tuple[float, float]  # of the smallest and the largest block of OpenAI's kernels
     oai_outputs: float  # of a tile of OpenAI's kernels
+    padded_rows: float  # of a tile of DeepGEMM's, and its outputs
+    most_resident: float  # weights over L2's capacity, beyond which learned corrections see no more
 
 
 ENGINE_EXPERTS = load_coefficients("engine_experts", EngineExpertCoefficients)
@@ -69,7 +71,9 @@ ENGINE_EXPERTS = load_coefficients("engine_experts", EngineExpertCoefficients)
 _HALF_BYTE = float(Dtype.BF16.byte)
 _HANDED_ON_BYTE = 2.0 * _HALF_BYTE  # of a value that is written and read again
 _QUANTIZED_BYTE = _HALF_BYTE + Dtype.FP8.byte  # read as a half, written in fp8
-_PADDED_ROWS = 128.0  # of a tile of DeepGEMM's, and its outputs
+_FLOP_PER_WEIGHT = 6.0  # of a row and a hidden and an inner size: three multiply-adds
+_MATRICES = 3.0  # of an expert: a gate, a value and the way back
+_NARROW_BYTE = 2.0 * Dtype.FP8.byte  # of an fp8 value that is written and read again
 
 
 class ExpertTile(NamedTuple):
@@ -172,7 +176,7 @@ def _describe_layer(
         "padding": op.picks / padded_tokens,
         "active_share": op.active / op.experts,
         "block_m": layer.tile.rows,
-        "held": min(weight_byte / run.chip.l2_byte, 3.0),
+        "held": min(weight_byte / run.chip.l2_byte, ENGINE_EXPERTS.most_resident),
     }
     plain |= {name: name in layer.library for name in EXPERT_LIBRARIES}
     logs = {
@@ -201,7 +205,7 @@ def _count_padded_experts(op: FusedExperts, run: OperatorRun) -> CountedKernel:
     multiply all of them, since the host does not know how many do. The gate and the quantising of
     its results are kernels of their own, over all rows.
     """
-    side = _PADDED_ROWS
+    side = ENGINE_EXPERTS.padded_rows
     hidden = float(op.hidden)
     inner = float(op.intermediate)
     blocks = ceil((op.all_picks + op.experts * (side - 1.0)) / side)
@@ -209,7 +213,7 @@ def _count_padded_experts(op: FusedExperts, run: OperatorRun) -> CountedKernel:
     inner_tiles = ceil(2.0 * inner / side)
     hidden_tiles = ceil(hidden / side)
     units = blocks * (inner_tiles + hidden_tiles)
-    flop = 6.0 * rows * hidden * inner
+    flop = _FLOP_PER_WEIGHT * rows * hidden * inner
     load_byte = 2.0 * side * blocks * (inner_tiles * hidden + hidden_tiles * inner)
 
     weight_byte = op.active * op.expert_byte
@@ -221,8 +225,11 @@ def _count_padded_experts(op: FusedExperts, run: OperatorRun) -> CountedKernel:
     loading = run.flop_per_cycle * chip.sm_count * loading_cycles
     # what kernels hand one another: results of the first product, of the gate, quantised, and of
     # the second product
-    row_byte = rows * (8.0 * inner + 4.0 * inner + 2.0 * inner + 2.0 * hidden)
-    token_byte = 3.0 * op.picks * hidden + 2.0 * op.picks * hidden
+    first_byte = 2.0 * _HANDED_ON_BYTE * inner  # gates and values
+    gated_byte = _HANDED_ON_BYTE * inner
+    second_byte = _HALF_BYTE * hidden
+    row_byte = rows * (first_byte + gated_byte + _NARROW_BYTE * inner + second_byte)
+    token_byte = _QUANTIZED_BYTE * op.picks * hidden + _HALF_BYTE * op.picks * hidden
     work = EngineWork(
         units=units,
         unit_flop=(multiplying + loading) / units,
@@ -235,7 +242,7 @@ def _count_padded_experts(op: FusedExperts, run: OperatorRun) -> CountedKernel:
         between_byte=row_byte + token_byte,
         padded_flop=ENGINE_EXPERTS.padded_toggling * max(flop - op.flop, 0.0),
     )
-    layer = _Layer(op, "deepgemm", ExpertTile(int(_PADDED_ROWS), _PADDED_ROWS))
+    layer = _Layer(op, "deepgemm", ExpertTile(int(side), side))
     plain, logs = _describe_layer(layer, units, rows, run)
     return CountedKernel("gemm.engine.padded_experts", work, plain, logs)
 
@@ -253,11 +260,11 @@ def _cost_tiles(layer: _Layer, run: OperatorRun) -> _TileCosts:
     hidden_tiles = ceil(hidden / outputs)
     across = inner_tiles + hidden_tiles
     units = blocks * across
-    unit_flop = 6.0 * blocks * rows * hidden * inner / units
+    unit_flop = _FLOP_PER_WEIGHT * blocks * rows * hidden * inner / units
 
     # Bytes: each step along k loads the tokens of a block and a weight of each output
     loaded_k = blocks * (inner_tiles * hidden + hidden_tiles * inner)
-    weight_byte = op.expert_byte / (3.0 * hidden * inner)
+    weight_byte = op.expert_byte / (_MATRICES * hidden * inner)
     load_byte = loaded_k * (rows * op.dtype.byte + outputs * weight_byte)
     tiles = _TileCosts(
         units=units,
@@ -409,7 +416,7 @@ def _between_byte(layer: _Layer) -> float:
     quantized = quantized_byte * (picks * inner + op.tokens * hidden)
     between = products + gates + quantized
     if layer.is_triton or layer.library == "marlin":
-        gated_byte = 3.0 * _HALF_BYTE  # a gate and a value are read, their product written
+        gated_byte = _MATRICES * _HALF_BYTE  # a gate and a value are read, their product written
         inner_byte = gated_byte + _HANDED_ON_BYTE * layer.is_triton + quantized_byte
         between += op.elsewhere * (_HANDED_ON_BYTE * hidden + inner_byte * inner)
     return between

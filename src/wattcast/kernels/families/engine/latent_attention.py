@@ -13,6 +13,7 @@ from wattcast.kernels.families.engine.engine_counts import (
     count_each,
 )
 from wattcast.kernels.families.engine.paged_attention import ENGINE_ATTENTION
+from wattcast.kernels.kernel_table import MOVED_SUM_BYTE
 from wattcast.workload.engine_operators import LatentAttention
 
 
@@ -91,7 +92,9 @@ def _count_launches(op: LatentAttention) -> float:
     """Return the kernels of one call: decode has another that adds up the parts of sequences."""
     if op.phase != "decode":
         return 1.0
-    return 3.0 if op.kernel == "flashmla" and not _is_fp8(op) else 2.0
+    if op.kernel == "flashmla" and not _is_fp8(op):
+        return ENGINE_ATTENTION.flashmla_launches
+    return ENGINE_ATTENTION.latent_decode_launches
 
 
 def _between_byte(op: LatentAttention, walk: _Walk) -> float:
@@ -99,7 +102,7 @@ def _between_byte(op: LatentAttention, walk: _Walk) -> float:
     if walk.parts <= 1:
         return 0.0
     _, value_dim = op.dims
-    return 8.0 * float(op.batch * op.heads * op.q_len) * value_dim * walk.parts
+    return MOVED_SUM_BYTE * float(op.batch * op.heads * op.q_len) * value_dim * walk.parts
 
 
 def _walk_cache(op: LatentAttention, sm_count: float) -> _Walk:

@@ -21,6 +21,7 @@ from wattcast.kernels.families.engine.engine_counts import (
     fill_slots,
 )
 from wattcast.kernels.kernel_table import (
+    MOVED_SUM_BYTE,
     LibraryStyle,
     ReferenceChip,
     resident_share,
@@ -47,9 +48,23 @@ class EngineProductCoefficients(Coefficients):
     most_slices: float  # of a tile whose sums meet in memory, at most
     crossings: float  # how often a loaded byte crosses shared memory
     weights_per_cycle: float  # that an SM widens in TensorRT-LLM's kernels before Hopper
+    widening_slots: float  # tiles of such a kernel that an SM holds
+    widening_rows: tuple[float, ...]  # tokens of such a tile
+    widening_outputs: float  # of such a tile
+    widening_step: float  # of k, that such a tile multiplies at a time
+    widening_parts: int  # of k, up to which TensorRT-LLM tries such kernels
+    lone_rows: int  # tokens up to which tiles of CUTLASS's scaled products run alone, not in pairs
+    marlin_rows: int  # that one kernel of Marlin takes
+    marlin_narrow_rows: int  # likewise of a product with few outputs
+    marlin_narrow_outputs: int  # up to which a product has few
+    marlin_tile_rows: int  # of a full tile of Marlin; the rows that remain take another kernel
 
 
 ENGINE_PRODUCTS = load_coefficients("engine_products", EngineProductCoefficients)
+
+# Tiles of which features of the learned corrections say how they fill the SMs.
+_FEATURE_ROWS = (128, 256)
+_FEATURE_OUTPUTS = 128.0
 
 
 class _Tile(NamedTuple):
@@ -84,7 +99,7 @@ def count_narrow_product(op: NarrowProduct, run: OperatorRun) -> CountedKernel:
     tile = _choose_tile(op, run)
 
     # Tiles along tokens run in pairs in CUTLASS's clusters.
-    pair = 2 if isinstance(op, ScaledProduct) and m > 64 else 1
+    pair = 2 if isinstance(op, ScaledProduct) and m > ENGINE_PRODUCTS.lone_rows else 1
     rows = pair * ceil(m / (pair * tile.m))
     tiles = rows * ceil(n / tile.n)
     blocks = _spread_tiles(op, tile, tiles, run)
@@ -121,8 +136,8 @@ def count_narrow_product(op: NarrowProduct, run: OperatorRun) -> CountedKernel:
         "scaled_tensor": isinstance(op, ScaledProduct) and op.scales == "tensor",
         "zero_points": isinstance(op, WeightOnlyProduct) and op.zero_points,
         "narrow": isinstance(op, WeightOnlyProduct) and op.weights in ("int4", "fp4"),
-        "fill_128": _fill_with_tiles(m, n, 128, chip),
-        "fill_256": _fill_with_tiles(m, n, 256, chip),
+        "fill_128": _fill_with_tiles(m, n, _FEATURE_ROWS[0], chip),
+        "fill_256": _fill_with_tiles(m, n, _FEATURE_ROWS[1], chip),
     }
     logs = {
         "log_m": m,
@@ -140,7 +155,7 @@ def _fill_with_tiles(
     chip: ReferenceChip,
 ) -> float:
     """Return the share of SMs that have work with tiles of so many rows by 128 outputs."""
-    return fill_slots(ceil(m / rows) * ceil(n / 128.0), chip.sm_count)
+    return fill_slots(ceil(m / rows) * ceil(n / _FEATURE_OUTPUTS), chip.sm_count)
 
 
 def _spread_tiles(
@@ -155,13 +170,13 @@ def _spread_tiles(
     if tile.kernel.startswith(_WIDENING):
         unit_flop += run.flop_per_cycle * tile.n * op.k / ENGINE_PRODUCTS.weights_per_cycle
         parts = float(tile.split)
-        sums_byte = 8.0 * op.m * op.n * parts if tile.split > 1 else 0.0
+        sums_byte = MOVED_SUM_BYTE * op.m * op.n * parts if tile.split > 1 else 0.0
         return _Blocks(
             tiles * parts,
             ceil(steps / parts),
             unit_flop / parts,
             between_byte=sums_byte,
-            slots=_WIDENING_SLOTS,
+            slots=ENGINE_PRODUCTS.widening_slots,
         )
     if op.kernel == "marlin":
         return _share_by_marlin(
@@ -219,9 +234,11 @@ def _share_by_marlin(
     A kernel takes 16 tiles of rows, or 128 of narrow products; further kernels take the remainder.
     """
     slice_steps = ENGINE_PRODUCTS.slice_steps * sm_count / tiles
-    most_rows = 1024 if op.n > 4096 else 8192
+    is_narrow = op.n <= ENGINE_PRODUCTS.marlin_narrow_outputs
+    most_rows = ENGINE_PRODUCTS.marlin_narrow_rows if is_narrow else ENGINE_PRODUCTS.marlin_rows
+    tile_rows = ENGINE_PRODUCTS.marlin_tile_rows
     full_kernels, remainder = divmod(op.m, most_rows)
-    launches = full_kernels + (remainder >= 64) + (remainder % 64 > 0)
+    launches = full_kernels + (remainder >= tile_rows) + (remainder % tile_rows > 0)
     return _Blocks(
         sm_count,
         steps * tiles / sm_count + slice_steps,
@@ -239,13 +256,10 @@ def _slice_byte(
     """Return the bytes of sums in fp32 that slices of a tile write and read again."""
     if tiles >= sm_count:
         return 0.0
-    return 8.0 * op.m * op.n * min(sm_count / tiles, ENGINE_PRODUCTS.most_slices)
+    return MOVED_SUM_BYTE * op.m * op.n * min(sm_count / tiles, ENGINE_PRODUCTS.most_slices)
 
 
 _WIDENING = "weight_only.cutlass"
-_WIDENING_SLOTS = 2.0  # tiles that an SM holds
-_WIDENING_ROWS = (16.0, 32.0, 64.0, 128.0)  # of TensorRT-LLM's tiles, by 128 outputs
-_MOST_PARTS = 7  # of k, that TensorRT-LLM tries
 
 
 def _choose_widening_tile(op: WeightOnlyProduct, run: OperatorRun) -> _Tile:
@@ -255,20 +269,23 @@ def _choose_widening_tile(op: WeightOnlyProduct, run: OperatorRun) -> _Tile:
     fastest is the one with least rounds times the cycles of a round.
     """
     chip = run.chip
-    steps = ceil(op.k / 64.0)
-    best = _Tile(_WIDENING, 128.0, 128.0, 64.0)
+    slots = ENGINE_PRODUCTS.widening_slots
+    outputs = ENGINE_PRODUCTS.widening_outputs
+    step_k = ENGINE_PRODUCTS.widening_step
+    steps = ceil(op.k / step_k)
+    best = _Tile(_WIDENING, ENGINE_PRODUCTS.widening_rows[-1], outputs, step_k)
     least_cycles = float("inf")
-    for rows in _WIDENING_ROWS:
-        step_cycles = 2.0 * rows * 128.0 * 64.0 / run.flop_per_cycle
-        step_cycles += 128.0 * 64.0 / ENGINE_PRODUCTS.weights_per_cycle
-        tiles = ceil(op.m / rows) * ceil(op.n / 128.0)
-        for parts in range(1, _MOST_PARTS + 1):
-            rounds = ceil(tiles * parts / (_WIDENING_SLOTS * chip.sm_count))
-            cycles = _WIDENING_SLOTS * rounds * (ceil(steps / parts) * step_cycles)
-            cycles += (parts > 1) * 8.0 * op.m * op.n * parts / chip.l2_byte_per_cycle
+    for rows in ENGINE_PRODUCTS.widening_rows:
+        step_cycles = 2.0 * rows * outputs * step_k / run.flop_per_cycle
+        step_cycles += outputs * step_k / ENGINE_PRODUCTS.weights_per_cycle
+        tiles = ceil(op.m / rows) * ceil(op.n / outputs)
+        for parts in range(1, ENGINE_PRODUCTS.widening_parts + 1):
+            rounds = ceil(tiles * parts / (slots * chip.sm_count))
+            cycles = slots * rounds * (ceil(steps / parts) * step_cycles)
+            cycles += (parts > 1) * MOVED_SUM_BYTE * op.m * op.n * parts / chip.l2_byte_per_cycle
             if cycles < least_cycles:
                 least_cycles = cycles
-                best = _Tile(_WIDENING, rows, 128.0, 64.0, split=parts)
+                best = _Tile(_WIDENING, rows, outputs, step_k, split=parts)
     weights = "int4" if op.weights == "int4" else "int8"
     return best._replace(kernel=f"{_WIDENING}.{weights}")
 

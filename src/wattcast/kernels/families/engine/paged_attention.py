@@ -38,7 +38,12 @@ from wattcast.kernels.families.engine.engine_counts import (
     OperatorRun,
     count_each,
 )
-from wattcast.kernels.kernel_table import LibraryStyle, ReferenceChip
+from wattcast.kernels.kernel_table import (
+    MOVED_SUM_BYTE,
+    SUM_BYTE,
+    LibraryStyle,
+    ReferenceChip,
+)
 from wattcast.kernels.tile_rules import RuleTile, choose_tile
 from wattcast.workload.engine_operators import PagedAttention
 
@@ -61,14 +66,21 @@ class EngineAttentionCoefficients(Coefficients):
     latent_prefill_rows: float  # of a tile of latent attention's prompts
     latent_prefill_keys: float  # of a block of such a tile
     latent_parts: int  # of a sequence at most
+    latent_decode_launches: float  # kernels of latent attention's decode: another adds up the parts
+    flashmla_launches: float  # likewise of FlashMLA, which plans its parts in a kernel besides
+    xqa_keys: float  # of the least part of a sequence in TensorRT-LLM's XQA kernels
+    xqa_rows: float  # of a tile of these, that query heads of a key head are padded to
+    xqa_waves: float  # of parts that these cut a batch into at most
+    xqa_root: float  # times the blocks of a sequence, whose root are the parts that these want
+    flash_whole_blocks: int  # of keys, up to which FlashAttention 3 cuts no sequence
 
 
 ENGINE_ATTENTION = load_coefficients("engine_attention", EngineAttentionCoefficients)
 
-# TensorRT-LLM's XQA kernels: keys of the least part of a sequence, heads, and waves of parts
-_XQA_KEYS = 128.0
-_XQA_HEAD_DIMS = (64, 128, 256)
-_XQA_WAVES = 8.0
+_FEW_GROUPED = 8  # query heads a key head, for which TensorRT-LLM has smaller tiles
+_FLOP_PER_SCORE = 4.0  # and element of a head: two products of a multiply-add each
+_XQA_HEAD_DIMS = (64, 128, 256)  # for which TensorRT-LLM has XQA kernels
+_FLASH_DECODE_HEAD_DIMS = (64, 128)  # for which FlashAttention 3 has tiles of its own for decode
 # Heads for which FlashInfer and TensorRT-LLM have kernels; others run Triton's.
 _LIBRARY_HEAD_DIMS = (64, 128, 256, 512)
 
@@ -254,7 +266,7 @@ def _count_work(
     head_dim = float(op.head_dim)
 
     # Arithmetic: that of a block of keys, times the blocks of the busiest SM in each round
-    tile_flop = 4.0 * tile.rows * tile.outputs * head_dim
+    tile_flop = _FLOP_PER_SCORE * tile.rows * tile.outputs * head_dim
     if library.is_flash_infer:
         fp16_flop_per_cycle = run.chip.per_cycle.get("tensor_fp16_flop", run.flop_per_cycle)
         tile_flop *= run.flop_per_cycle / fp16_flop_per_cycle
@@ -290,11 +302,13 @@ def _count_work(
 def _choose_tile(op: PagedAttention, library: _Library) -> RuleTile:
     """Return the tile of a library's kernel; ``outputs`` are the keys of a block."""
     if library.is_mmha:
-        return RuleTile(1.0, _XQA_KEYS, 0.0)
+        return RuleTile(1.0, ENGINE_ATTENTION.xqa_keys, 0.0)
     if library.is_xqa:
-        return RuleTile(16.0 * ceil(op.heads / op.kv_heads / 16.0), _XQA_KEYS, 0.0)
+        rows = ENGINE_ATTENTION.xqa_rows
+        padded_heads = rows * ceil(op.heads / op.kv_heads / rows)
+        return RuleTile(padded_heads, ENGINE_ATTENTION.xqa_keys, 0.0)
     if library.is_tensorrt:
-        has_few_heads = op.heads <= 8 * op.kv_heads
+        has_few_heads = op.heads <= _FEW_GROUPED * op.kv_heads
         return choose_tile("attention.tensorrt_few" if has_few_heads else "attention.tensorrt")
     if library.is_flash_infer:
         longest = max(tokens for _, tokens, _ in op.groups)
@@ -303,7 +317,7 @@ def _choose_tile(op: PagedAttention, library: _Library) -> RuleTile:
     if library.is_flash_2:
         return choose_tile("attention.flash_2", k=op.head_dim)
     kernel = "attention.flash_3"
-    if library.is_decode and not op.window and op.head_dim in (64, 128):
+    if library.is_decode and not op.window and op.head_dim in _FLASH_DECODE_HEAD_DIMS:
         kernel += ".decode"
     if library.is_fp8:
         kernel += ".fp8"
@@ -374,7 +388,7 @@ def _split_sequences(
         return _Split([min(max(blocks, 1.0), most) for blocks in walks.blocks], most)
     if library.is_xqa:
         tile_count = walks.count_units([1.0] * len(walks.heads))
-        most = max(_XQA_WAVES * sm_count // tile_count, 1.0)
+        most = max(ENGINE_ATTENTION.xqa_waves * sm_count // tile_count, 1.0)
         parts = [min(_count_xqa_parts(keys), most) for _, _, keys in op.groups]
         return _Split(parts, max(parts))
     part_blocks = ceil(ENGINE_ATTENTION.split_margin * walks.scheduled_blocks / sm_count)
@@ -385,8 +399,8 @@ def _split_sequences(
 
 def _count_xqa_parts(keys: int) -> float:
     """Return the parts that XQA kernels want of a sequence, so that adding them up stays short."""
-    blocks = max(keys // _XQA_KEYS, 1.0)
-    return min(blocks, max(float(round(sqrt(8.0 * blocks))), 1.0))
+    blocks = max(keys // ENGINE_ATTENTION.xqa_keys, 1.0)
+    return min(blocks, max(float(round(sqrt(ENGINE_ATTENTION.xqa_root * blocks))), 1.0))
 
 
 def _split_by_flash_2(
@@ -430,7 +444,7 @@ def _most_parts(
     if op.window:
         visible_keys = min(longest_keys, op.window + 1 + tile.rows)
     blocks = ceil(visible_keys / tile.outputs)
-    if blocks <= 4 and not batch:
+    if blocks <= ENGINE_ATTENTION.flash_whole_blocks and not batch:
         return 1
     return fill_with_parts(tiles, blocks, slots, any_number=not batch)
 
@@ -495,9 +509,9 @@ def _between_byte(op: PagedAttention, split: _Split) -> float:
     parts = max(split.parts)
     between = 0.0
     if parts > 1.0:
-        between = 8.0 * values * parts
+        between = MOVED_SUM_BYTE * values * parts
     elif split.most > 1.0:
-        between = 4.0 * values
+        between = SUM_BYTE * values
     return between + split.copies * 2.0 * values * op.dtype.byte
 
 

@@ -22,6 +22,7 @@ from wattcast.kernels.families.engine.engine_counts import (
     count_each,
     fill_slots,
 )
+from wattcast.kernels.kernel_table import SM_BLOCKS, WARP_THREADS
 from wattcast.workload.engine_row_operators import (
     AlignTokens,
     CacheWrite,
@@ -240,7 +241,7 @@ def _align_tokens(op: AlignTokens) -> _Grid:
     """
     is_small = op.elements < ENGINE_ROWS.few_choices and op.experts <= ENGINE_ROWS.few_experts
     if is_small:
-        return _Grid(1.0, op.elements / max(op.experts, 32.0), 0.0)
+        return _Grid(1.0, op.elements / max(op.experts, WARP_THREADS), 0.0)
     return _Grid(2.0, op.elements / ENGINE_ROWS.few_choices, 0.0, launches=2.0)
 
 
@@ -274,7 +275,7 @@ def _walk_rows(
         units,
         steps=cost.passes * loads * (1.0 + missing),
         sm_cycles=cost.element_cycle * padded,
-        slots=min(_REGISTERS // (cost.registers * threads), 32.0),
+        slots=min(_REGISTERS // (cost.registers * threads), SM_BLOCKS),
         launches=ENGINE_ROWS.tensor_scale_launches if form.detail == "tensor" else 1.0,
     )
 

@@ -19,6 +19,7 @@ from wattcast.kernels.families.engine.engine_counts import (
     OperatorRun,
     count_each,
 )
+from wattcast.kernels.kernel_table import MOVED_SUM_BYTE
 from wattcast.workload.scan_operators import CausalConv, StateScan
 
 
@@ -54,7 +55,7 @@ def count_scan(op: CausalConv | StateScan, run: OperatorRun) -> CountedKernel:
             steps = (
                 ENGINE_SCANS.delta_chunk_steps * ENGINE_SCANS.slots * run.chip.sm_count / busy_slots
             )
-        between = 8.0 * units * op.key_dim * op.value_dim
+        between = MOVED_SUM_BYTE * units * op.key_dim * op.value_dim
     else:
         units = max(op.write_byte / op.dtype.byte / ENGINE_SCANS.block_values, 1.0)
 
