@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,9 +10,13 @@ import numpy as np
 import pytest
 
 from wattcast.core.arrays import Array
-from wattcast.serving import option_runs, plan_search
-from wattcast.serving.plan_options import AloneTimes
+from wattcast.hardware import load_gpu
+from wattcast.serving import option_runs, plan_options, plan_search
+from wattcast.serving.plan_options import AloneTimes, SearchRange
 from wattcast.serving.plan_search import ServingPlan
+from wattcast.serving.request_plan import EngineSettings
+from wattcast.serving.service_demand import PlanAim, ServiceDemand
+from wattcast.serving.simulate_serving import find_language_model
 from wattcast.serving.steady_state_window import SteadyState, find_steady_state
 
 BEGIN_S = 100.0  # the first request ends
@@ -127,3 +131,66 @@ def test_a_replica_is_asked_for_a_little_less_than_a_crowd_gets(
 
 def _change(value: Any, changes: dict[str, Any]) -> Any:
     return SimpleNamespace(**{**getattr(value, "__dict__", {}), **changes})
+
+
+H200 = load_gpu("h200")
+FRUGAL = ServiceDemand(
+    find_language_model("llama3-8b"), 10.0, 512, 128, aim=PlanAim.ENERGY, requests=50
+)
+
+
+def list_shares(aim: PlanAim) -> tuple[list[float], list[float]]:
+    """Return the power limits and the clocks that are tried, as shares of the card's own."""
+    settings = SearchRange().list_settings(replace(FRUGAL, aim=aim), H200)
+    top_w = float(np.mean(H200.power.limit_w))
+    top_hz = float(np.max(H200.clocks.max_hz))
+    limits = [limit_w / top_w for limit_w, clock_hz in settings if clock_hz == top_hz]
+    clocks = [clock_hz / top_hz for limit_w, clock_hz in settings if limit_w == top_w]
+    return limits, clocks
+
+
+def test_limits_down_to_a_little_more_than_half_are_tried() -> None:
+    """And a card's own; where GPUs alone count, nothing else is worth a search."""
+    limits, _ = list_shares(PlanAim.ENERGY)
+    assert max(limits) == 1.0
+    assert 0.5 <= min(limits) <= 0.6
+    assert list_shares(PlanAim.GPUS) == ([1.0], [1.0])
+
+
+def test_clocks_down_to_three_fifths_are_tried() -> None:
+    _, clocks = list_shares(PlanAim.ENERGY)
+    below = [share for share in clocks if share < 1.0]
+    assert 0.55 < min(below) < 0.65
+    assert 0.85 < max(below) < 0.95
+
+
+def test_batches_up_to_what_the_engine_takes_by_default_are_tried() -> None:
+    assert max(plan_options.MOST_SEQUENCES) == EngineSettings().max_seqs
+
+
+def test_a_replica_spans_four_nodes_at_most() -> None:
+    """A model that fits into nothing is tried on more and more of them."""
+    layouts = plan_options._list_layouts(FRUGAL, H200, SearchRange(), [])
+    assert max(layout.tp * layout.pp for layout in layouts) == 4 * 8
+
+
+def test_a_crowd_is_four_times_what_fills_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+
+    def draw(count: int) -> Array:
+        drawn.append(count)
+        return np.ones(count)
+
+    served = SimpleNamespace(last_token_s=np.arange(1.0, 101.0))
+    monkeypatch.setattr(option_runs, "serve_trace", lambda *arguments, **options: served)
+    monkeypatch.setattr(option_runs, "replace", lambda value, **changes: _change(value, changes))
+    option = SimpleNamespace(
+        costs=SimpleNamespace(lanes=1, stages=1),
+        max_seqs=25,
+        settings=None,
+        pools=(0, 0),
+        most_per_s=np.inf,
+    )
+    demand = SimpleNamespace(seed=0, draw_requests=draw)
+    option_runs.saturate_option(cast(Any, demand), cast(Any, option))
+    assert drawn == [4 * 25]

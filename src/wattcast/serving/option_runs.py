@@ -25,7 +25,6 @@ from wattcast.serving.simulate_serving import serve_trace
 from wattcast.workload.build_model import build_graph
 from wattcast.workload.model_options import WorkloadPhase
 
-WAVES = 4  # requests of a run over those that fill a step
 LONE_LOAD = 1e-3  # share of what a replica serves, at which requests never meet
 _UNLIMITED_SHARE = 0.999  # of the default power limit, from which on nothing is limited
 
@@ -40,7 +39,7 @@ def saturate_option(demand: ServiceDemand, option: PlanOption) -> PlanOption:
     lane = costs if costs.lanes == 1 else replace(costs, stages=1, lanes=1)
     max_seqs = max(option.max_seqs // costs.stages, 1)
     settings = replace(option.settings, max_seqs=max_seqs, seed=demand.seed)
-    unit = demand.draw_requests(WAVES * max_seqs)
+    unit = demand.draw_requests(PLAN.waves * max_seqs)
     crowd = replace(unit, arrival_s=np.zeros(len(unit)))
 
     def serve_crowd(trace: Trace, carried: bool = False) -> float:
@@ -111,7 +110,7 @@ def run_at_rate(
     settings = replace(option.settings, seed=demand.seed)
     deployment = Deployment(replicas=decode, prefill_replicas=prefill)
     requests = demand.requests
-    enough = WAVES * option.max_seqs * costs.lanes * decode
+    enough = PLAN.waves * option.max_seqs * costs.lanes * decode
     while True:
         unit = demand.draw_requests(requests)
         trace = replace(unit, arrival_s=unit.arrival_s / rate_per_s)
@@ -127,7 +126,7 @@ def run_at_rate(
         except BoundsBroken as given_up:
             return RateRun(None, "a latency", requests, given_up.most_running)
         late = [bound for bound in demand.bounds if bound.measure(result) > bound.seconds]
-        is_long = trace.arrival_s[-1] >= WAVES * float(result.latency_s.mean())
+        is_long = trace.arrival_s[-1] >= PLAN.waves * float(result.latency_s.mean())
         if late or requests >= enough or is_long:
             most_running = max(run.most_running for run in result.runs)
             batches = [run.segments["decodes"] + run.segments["prompts"] for run in result.runs]

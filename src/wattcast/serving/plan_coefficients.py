@@ -18,6 +18,12 @@ class PlanCoefficients(Coefficients):
     idle_share: float  # of what one replica serves, below which nothing is the limit
     steady_ends: int  # requests that must end in a window for a steady state
     growth_share: float  # of the arrivals in the window that must pile up
+    limit_shares: tuple[float, ...]  # of a card's power limit that are tried where energy counts
+    clock_shares: tuple[float, ...]  # likewise, of its highest clock
+    most_sequences: tuple[float, ...]  # of a step, that are tried where time per token is bound
+    fewer_tokens: tuple[float, ...]  # of a step, that are tried too where it is the limit
+    most_nodes: int  # of one replica
+    waves: int  # requests of a run over those that fill a step
     growth_deviations: float  # standard deviations of Poisson arrivals that must be exceeded
 
 

@@ -57,11 +57,10 @@ from wattcast.workload.model_options import ModelOptions
 
 TENSOR_PARALLEL = (1, 2, 4, 8)
 PIPELINE_STAGES = (2, 3, 4, 6, 8)
-MOST_NODES = 4  # of one replica
-LIMIT_SHARES = (1.0, 0.85, 0.7, 0.55)  # of the default power limit
-LIMIT_STEP_W = 5.0
-CLOCK_SHARES = (0.9, 0.8, 0.7, 0.6)  # of the highest clock
-MOST_SEQUENCES = (256, 128, 64, 32)  # of a step
+LIMIT_SHARES = PLAN.limit_shares
+LIMIT_STEP_W = 5.0  # to which limits are rounded
+CLOCK_SHARES = PLAN.clock_shares
+MOST_SEQUENCES = tuple(int(count) for count in PLAN.most_sequences)
 MOST_TOKENS = (STEP_TOKENS,)  # of a step
 # Engines that compute prompts only, and engines that decode: none, and one that does both.
 ONE_POOL = (0, 1)
@@ -416,7 +415,7 @@ def _list_layouts(
         if stages > 1 and not tried.pp:
             if fitting and not is_loose:
                 return
-            most_gpus = node.gpu_count * (1 if fitting else MOST_NODES)
+            most_gpus = node.gpu_count * (1 if fitting else PLAN.most_nodes)
         for count in tried.tp:
             if count <= node.gpu_count:
                 yield from _share_experts(

@@ -45,13 +45,14 @@ from wattcast.serving.plan_options import (
 from wattcast.serving.service_demand import ServiceDemand
 from wattcast.serving.serving_result import ServingResult
 
-# Tried too where time per token is the limit: shorter chunks delay decoding less.
-FEWER_TOKENS = (1024, 512)
+FEWER_TOKENS = tuple(int(count) for count in PLAN.fewer_tokens)
+# Engines that compute prompts, and engines that decode, of a pair of pools that is tried.
 POOLS = ((1, 1), (1, 2), (1, 3), (2, 1), (3, 1))
 # Layouts that are searched to the end besides the best one. There are none, since one more takes
 # half again as long; what was sized on the way is listed after the best.
 RUNNERS_UP = 0
 GROWTH = (2, 5, 10)  # times the rate for which the GPUs are counted
+_MORE_REPLICAS = 1.4  # over those that do not serve the rate: how fast the search goes up
 PROGRESS_S = 1.0  # between two messages about the search
 
 Rank = tuple[float, float]
@@ -670,7 +671,7 @@ def _find_fewest_replicas(
                 _check_alone(option, trials)
             has_failed = True
             low = needed
-            needed = max(needed + 1, math.ceil(1.4 * needed))
+            needed = max(needed + 1, math.ceil(_MORE_REPLICAS * needed))
         plan = _serve_share(demand, option, enough, trials)
         if plan is not None:
             failed_per_s = demand.peak_per_s / low if has_failed else math.inf
