@@ -16,6 +16,7 @@ from wattcast.lab.microbench.curve_findings import (
     LevelEnd,
     find_level_end,
     find_line,
+    find_parts,
     find_sets,
     find_slices,
     find_step,
@@ -180,6 +181,33 @@ def test_flat_noisy_or_missing_rates_tell_no_slices(rates: np.ndarray) -> None:
     assert find_slices(LINES, rates).value is None
 
 
+def parts(seed: int, near: float, far: float, far_lines: int) -> np.ndarray:
+    """Latencies of 32 lines in a near and a far part, whose slices differ by a few cycles."""
+    rng = np.random.default_rng(seed)
+    cycles = np.where(np.arange(32) < far_lines, far, near) + rng.uniform(-4.0, 4.0, 32)
+    return rng.permutation(cycles)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_single_lines_lie_in_a_near_or_a_far_part(seed: int) -> None:
+    near, far = find_parts(parts(seed, 210.0, 400.0, 15))
+    assert near.value == pytest.approx(210.0, abs=3.0)
+    assert far.value == pytest.approx(400.0, abs=3.0)
+    assert (near.reason, far.reason) == ("17 of 32 lines", "15 of 32 lines")
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_lines_of_one_part_are_not_split(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for cycles in (
+        parts(seed, 210.0, 210.0, 15),  # one part
+        rng.uniform(200.0, 400.0, 32),  # no groups
+        parts(seed, 210.0, 400.0, 1),  # a line that was disturbed
+        parts(seed, 210.0, 400.0, 15)[:6],
+    ):
+        assert [found.value for found in find_parts(cycles)] == [None, None]
+
+
 def test_a_graph_is_a_launch_and_its_nodes() -> None:
     nodes = np.array([1.0, 4, 16, 64, 256, 1024])
     for seed in SEEDS:
@@ -300,3 +328,15 @@ def test_the_command_prints_what_curves_tell(call, tmp_path: Path) -> None:
     assert listed.out.count("not yet run on a card") == 12 + 8 + 13
     for word in ("intensity", "walk", "ways_16k", "atomic_lines", "launch"):
         assert word in call("lab", "microbench", "--help").out
+
+
+def test_a_sweep_alone_is_drawn(call, tmp_path: Path) -> None:
+    """Figures of rates and energies, for which nothing was measured, ended in an internal error."""
+    pytest.importorskip("matplotlib")
+    rows = [json.dumps({k: v for k, v in vars(r).items() if v is not None}) for r in sweep()]
+    (tmp_path / "microbench.jsonl").write_text("\n".join(rows) + "\n")
+    figures = tmp_path / "figures"
+    done = call("lab", "microbench", "--show", str(tmp_path), "--figures", str(figures))
+    assert done.code == 0, done.err
+    names = {path.stem for path in figures.glob("*.png")}
+    assert names == {"microbench-intensity", "microbench-devices"}

@@ -46,6 +46,7 @@ LATENCIES = (
         "tile_copy_l2",
     ),
     *("wgmma_sparse_fp8", "transfer", "intensity_8", "latency_walk_32", "latency_ways_16k_3"),
+    "latency_line_5",
     "launch",
 )
 

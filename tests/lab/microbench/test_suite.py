@@ -124,7 +124,7 @@ def test_names_are_unique_and_everything_asked_for_is_there() -> None:
         *(
             "dram_rate dram_rate_copy atomic_lines multicast cluster_read ring pages wgmma bulk"
         ).split(),
-        *("intensity dense walk walk_dram ways_16k ways_64k ways_256k").split(),
+        *("intensity dense walk walk_dram lines ways_16k ways_64k ways_256k").split(),
     }
     assert curves["conflicts"] >= 8
     assert sum(b.group == "mix" for b in list_benchmarks()) >= 22  # as many as GPUWattch's suite
@@ -223,5 +223,7 @@ def test_plain_rings_lie_at_multiples_of_their_stride(benchmark: Benchmark) -> N
     if benchmark.links == "walk":
         assert benchmark.at == stride
         assert nodes * stride in (4 << 20, 4 << 30)
+    elif benchmark.curve == "lines":
+        assert (nodes, stride, benchmark.at) == (1, 128, benchmark.line)
     else:
         assert benchmark.at == nodes * stride

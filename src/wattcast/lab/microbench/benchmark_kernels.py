@@ -45,6 +45,7 @@ from wattcast.lab.microbench.tensor_units import (
 )
 from wattcast.lab.microbench.unit_source import (
     CHECK_SEED,
+    LINE_APART,
     SINK_WORDS,
     STAMP_WORDS,
     Benchmark,
@@ -508,8 +509,7 @@ def prepare_benchmark(
         b = _place_tensor_map(buffers, size // row_byte)
         own_memory = (b,)
     elif benchmark.timed and benchmark.ring[0]:
-        b = _place_ring(buffers, *benchmark.ring, benchmark.links)
-        own_memory = () if b == buffers.b else (b,)
+        b, own_memory = _place_ring(buffers, benchmark)
     return ReadyKernel(
         benchmark,
         buffers,
@@ -538,26 +538,27 @@ def _place_tensor_map(buffers: DeviceBuffers, rows: int) -> int:
     return address
 
 
-def _place_ring(
-    buffers: DeviceBuffers,
-    nodes: int,
-    stride: int,
-    links: str = "lines",
-) -> int:
-    """Link ``nodes`` addresses, ``stride`` bytes apart, into a ring as ``Benchmark.links`` says,
-    and return where it lies: in the second buffer, or in memory of its own where that is too small.
-    """
+def _place_ring(buffers: DeviceBuffers, benchmark: Benchmark) -> tuple[int, tuple[int, ...]]:
+    """Link the ring of a benchmark as ``Benchmark.links`` says.
+
+    Return where it lies, in the second buffer or in memory of its own where that is too small, and
+    what of it is to be freed."""
     device = buffers.device
+    nodes, stride = benchmark.ring
     size = nodes * stride
-    address = buffers.b if size <= buffers.size else device.allocate(size)
+    own_memory: tuple[int, ...] = ()
+    address = buffers.b + benchmark.line * LINE_APART
+    if size > buffers.size:
+        address = device.allocate(size)
+        own_memory = (address,)
     cubin = compile_buffer_kernels(device.architecture)
     values: tuple[int, ...] = (address, nodes, stride)
     types = RING_TYPES
-    if links == "lines":
+    if benchmark.links == "lines":
         link = device.load(cubin, "link_ring")
     else:
         link = device.load(cubin, "link_plain")
-        values = (*values, int(links == "walk"))
+        values = (*values, int(benchmark.links == "walk"))
         types = PLAIN_RING_TYPES
     device.launch(
         link,
@@ -566,7 +567,7 @@ def _place_ring(
         values,
         types,
     )
-    return address
+    return address, own_memory
 
 
 @cache

@@ -35,7 +35,7 @@ from wattcast.lab.microbench.microbench_results import (
 WALKS = {"walk": "L1 sector", "walk_dram": "DRAM fetch"}
 WAYS = {"ways_16k": 16384, "ways_64k": 65536, "ways_256k": 262144}
 # Curves of latency that are no rows of their own in the table of latencies
-LATENCY_FINDINGS = (*WALKS, *WAYS, "dense")
+LATENCY_FINDINGS = (*WALKS, *WAYS, "dense", "lines")
 DENSE_BYTE, RING_BYTE = 32, 128  # from node to node of the two rings
 # A roof is reached where two neighbouring points agree as well as two rounds do, with reserve
 SAME_RATE = 0.05
@@ -44,6 +44,10 @@ MOST_SCATTER = 0.1  # root of the mean square about the fitted curve, over its r
 CLEARER = 2.0  # times as much scatter as the best step has, of the next best
 PLATEAU = 0.08  # spread of latencies that are the same level
 SLOWER = 1.2  # latency beyond a level over that on it, at least
+# Two groups of latencies: the gap between them over the widest other one, and over the fastest
+CLEAR_GAP = 3.0
+LEAST_GAP = 0.05
+FEWEST_LINES = 8
 MOST_FIT_ERROR = 0.15  # of a point on a straight line, relative
 
 
@@ -85,6 +89,9 @@ def list_findings(results: Sequence[MicroRow]) -> list[Finding]:
         if len(sizes):
             findings.append(find_step(name, sizes, cycles))
     findings += _find_caches(results)
+    _, cycles = _read_latencies(results, "lines")
+    if len(cycles):
+        findings += find_parts(cycles)
     points = find_curve(results, "atomic_lines")
     if points:
         lines = np.array([r.at for r in points])
@@ -118,7 +125,7 @@ def fit_roofline(points: Sequence[MicroRow]) -> Iterator[Finding]:
     flop = np.array([r.flop for r in free], dtype=np.float64)
     seconds = np.array([r.launch_s for r in free], dtype=np.float64)
     byte_roof = _read_roof(names[0], byte / seconds, "byte/s", from_start=True)
-    flop_roof = _read_roof(names[1], flop / seconds, "FLOP/s", from_start=False)
+    flop_roof = _read_roof(names[1], flop / seconds, "flop/s", from_start=False)
     yield byte_roof
     yield flop_roof
     if byte_roof.value is None or flop_roof.value is None:
@@ -334,6 +341,34 @@ def find_sets(
     if len(counts) != 1:
         return unknown(name, f"between {least:.0f} and {most:.0f}")
     return Finding(name, counts[0], "", "capacity over the bytes of a line in every way")
+
+
+def find_parts(cycles: Array) -> Iterator[Finding]:
+    """Yield latencies of the near and the far part of the L2, from those of single lines.
+
+    The lines come from one SM, each over and over. They fall into two groups where one gap between
+    neighbours in order is ``CLEAR_GAP`` times the widest other one and both sides have two lines or
+    more; slices of a part differ a little."""
+    names = ("near part of the L2, cycles", "far part of the L2, cycles")
+    why = ""
+    ordered = np.sort(cycles)
+    gaps = np.diff(ordered)
+    if len(ordered) < FEWEST_LINES:
+        why = f"{len(ordered)} lines; {FEWEST_LINES} are needed"
+    elif gaps.max() < LEAST_GAP * ordered[0]:
+        why = f"lines lie within {np.ptp(ordered) / ordered[0]:.0%}: one part, or none is told"
+    else:
+        place = int(np.argmax(gaps)) + 1
+        others = np.delete(gaps, place - 1)
+        if gaps.max() < CLEAR_GAP * others.max():
+            why = "no gap between latencies is clear"
+        elif not 2 <= place <= len(ordered) - 2:
+            why = "a single line lies apart"
+    if why:
+        yield from (unknown(name, why) for name in names)
+        return
+    for name, group in zip(names, (ordered[:place], ordered[place:]), strict=True):
+        yield Finding(name, float(np.median(group)), "", f"{len(group)} of {len(ordered)} lines")
 
 
 def find_slices(lines: Array, rates: Array) -> Finding:

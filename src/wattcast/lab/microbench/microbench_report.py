@@ -582,16 +582,10 @@ def draw_throughput(
     source: str,
 ) -> Figure:
     """Draw operations per cycle and SM against the specification, where one is stated."""
-    names = []
-    shares = []
-    texts = []
-    for name, r in keep_first_rounds(results).items():
-        rate = r.operations_per_cycle_sm
-        specified = microbench_results.find_specified_rate(gpu, r)
-        if rate and specified:
-            names.append(name)
-            shares.append(rate / specified)
-            texts.append(f"{rate:.4g} of {specified:g}")
+    rates = _specified_rates(results, gpu)
+    names = list(rates)
+    shares = [rate / specified for rate, specified in rates.values()]
+    texts = [f"{rate:.4g} of {specified:g}" for rate, specified in rates.values()]
     figure, axes = new_axes(8.0, 0.9 + 0.24 * len(names))
     axes.barh(range(len(names)), shares, color=MODULE_COLOURS["l2"])
     axes.axvline(1.0, color="black", linewidth=0.8)
@@ -604,21 +598,24 @@ def draw_throughput(
     return add_caption(figure, source)
 
 
+def _specified_rates(results: Sequence[MicroRow], gpu: Gpu) -> dict[str, tuple[float, float]]:
+    """Return measured and specified rates of benchmarks that have both, by name."""
+    rates = {}
+    for name, r in keep_first_rounds(results).items():
+        rate = r.operations_per_cycle_sm
+        specified = microbench_results.find_specified_rate(gpu, r)
+        if rate and specified:
+            rates[name] = (rate, specified)
+    return rates
+
+
 def draw_energy(
     results: Sequence[MicroRow],
     gpu: Gpu,
     source: str,
 ) -> Figure:
     """Draw the energy of an arithmetic operation and of a byte, with idle power and above it."""
-    arithmetic = []
-    memory = []
-    for r in keep_first_rounds(results).values():
-        if r.curve or not r.operation_j or find_fault(r) is not None:
-            continue
-        if r.group == "arithmetic":
-            arithmetic.append(_operation_energy(r))
-        elif r.group == "memory" and r.byte:
-            memory.append(_byte_energy(r))
+    arithmetic, memory = _list_energies(results)
     figure = new_figure(9.6, 1.2 + 0.22 * max(len(arithmetic), len(memory)))
     arithmetic_axes, memory_axes = figure.subplots(1, 2)
     _plot_energies(arithmetic_axes, arithmetic)
@@ -628,6 +625,22 @@ def draw_energy(
     arithmetic_axes.legend(frameon=False, loc="lower right")
     figure.suptitle(gpu.title)
     return add_caption(figure, source)
+
+
+def _list_energies(
+    results: Sequence[MicroRow],
+) -> tuple[list[PlottedEnergy], list[PlottedEnergy]]:
+    """Return the energies of operations and of bytes that the figure shows."""
+    arithmetic = []
+    memory = []
+    for r in keep_first_rounds(results).values():
+        if r.curve or not r.operation_j or find_fault(r) is not None:
+            continue
+        if r.group == "arithmetic":
+            arithmetic.append(_operation_energy(r))
+        elif r.group == "memory" and r.byte:
+            memory.append(_byte_energy(r))
+    return arithmetic, memory
 
 
 @dataclass(frozen=True)
@@ -783,7 +796,9 @@ def make_microbench_figures(
             )
     if all(find_curve(results, curve) for curve in LATENCY_CURVES):
         figures["microbench-latencies"] = partial(draw_latencies, results, gpu, source)
-    figures["microbench-throughput"] = partial(draw_throughput, results, gpu, source)
-    figures["microbench-energy"] = partial(draw_energy, results, gpu, source)
+    if _specified_rates(results, gpu):
+        figures["microbench-throughput"] = partial(draw_throughput, results, gpu, source)
+    if all(_list_energies(results)):
+        figures["microbench-energy"] = partial(draw_energy, results, gpu, source)
     figures["microbench-devices"] = partial(draw_devices, results, gpu, source)
     return figures

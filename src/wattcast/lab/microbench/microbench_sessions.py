@@ -108,8 +108,8 @@ def microbench(
     """Time, power and energy of every unit of the GPU: arithmetic, memory, structure and mixes.
 
     Curves: --only intensity sweeps flops a byte; --only walk,walk_dram,dense,ring finds lines and
-    sectors, --only ways_16k,ways_64k,ways_256k sets, --only atomic_lines L2 slices, --only launch
-    times launches and graphs. --show RESULTS says what they tell.
+    sectors, --only ways_16k,ways_64k,ways_256k sets, --only lines,atomic_lines parts and slices of
+    the L2, --only launch times launches and graphs. --show RESULTS says what they tell.
     """
     names = list(filter(None, only.split(",")))
     budget_s = parse(budget, "s", "--budget")

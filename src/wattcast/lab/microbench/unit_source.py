@@ -22,6 +22,7 @@ from wattcast.core import files
 STAMP_WORDS = 5
 L2_TURNS = 16  # of a benchmark that lives in L2: see `Benchmark.turns`
 SINK_WORDS = 1 << 22  # of the sink: the most threads a launch may have
+LINE_APART = 33 * 128  # bytes from one single line to the next: no power of two
 CHECK_SEED = 0  # with this seed a kernel stores what it computed
 
 
@@ -118,6 +119,7 @@ class Benchmark:
     # how the ring goes: "lines" at random, each node in another line of its stride; "plain" at
     # random, all at the same place of it; "walk" from each to its neighbour
     links: str = "lines"
+    line: int = 0  # where the ring begins: so many times `LINE_APART` behind the buffer's begin
     timed: bool = False  # one warp of one block, for its cycles alone: a latency
     least: int = OLDEST  # compute capability times ten
     only: tuple[
