@@ -11,7 +11,7 @@ import numpy as np
 
 from wattcast.calibrate.kernel_rows import (
     UNFIT_FLAGS,
-    parse_operators,
+    load_kernel_rows,
     read_condition,
     read_plain_rows,
 )
@@ -102,7 +102,8 @@ def list_measured(database: str, quantity: str, family: str) -> list[MeasuredKer
     conditions = [read_condition(row.row) for row in rows]
     if quantity not in ("latency", "power", *LAUNCH_QUANTITIES):
         conditions = [replace(condition, rotated=COUNTED_ROTATION) for condition in conditions]
-    ops = parse_operators([row.row["operator"] for row in rows], database)
+    operators = _find_operators(database)
+    ops = tuple(operators[id(row.row)] for row in rows)
 
     gpu, bundle = load_h200()
     forget_kernels(bundle)  # which an earlier test may have built with a changed coefficient
@@ -148,6 +149,14 @@ def _name_family(row: Plain) -> str:
 @cache
 def _read_rows(database: str) -> list[Plain]:
     return read_plain_rows(database)
+
+
+@cache
+def _find_operators(database: str) -> dict[int, Operator]:
+    """Return the operators of rows by their identity, as other tests have parsed them already."""
+    measured = [row for row in _read_rows(database) if row["kind"] != "idle" and not row["error"]]
+    operators = load_kernel_rows(database).ops
+    return {id(row): op for row, op in zip(measured, operators, strict=True)}
 
 
 def _select_runs(database: str, quantity: str) -> tuple[list[Plain], list[float]]:
