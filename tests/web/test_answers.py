@@ -251,9 +251,20 @@ CONFIGURATIONS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(plain=CONFIGURATIONS)
 def test_whatever_is_chosen_there_is_a_prediction_or_a_reason(plain: dict) -> None:
+    check_view(plain)
+
+
+@pytest.mark.slow
+@settings(max_examples=300)
+@given(plain=CONFIGURATIONS)
+def test_whatever_is_chosen_by_night_there_is_a_prediction_or_a_reason(plain: dict) -> None:
+    check_view(plain)
+
+
+def check_view(plain: dict) -> None:
     found = asked("view", plain)
     assert found.status in (200, 422), (plain, found.body)
     if found.status == 422:

@@ -326,7 +326,7 @@ class _ModelFits:
             target=np.log([row.measured.latency_s for row in self._rows]),
             noise=CALIBRATION.latency_row_spread,
             idle_w=self.idle_w,
-            model=log_seconds,
+            model=_remember_factors(log_seconds),
             scatter={"launch": CALIBRATION.host_scatter},
         )
 
@@ -345,7 +345,7 @@ class _ModelFits:
             target=np.concatenate([watts, joules]),
             noise=CALIBRATION.power_row_spread * np.sqrt(2.0),
             idle_w=self.idle_w,
-            model=log_figures,
+            model=_remember_factors(log_figures),
         )
 
     def _fit_no_energy(self, time: FactorFit) -> FactorFit:
@@ -583,6 +583,29 @@ def _differentiate_factors(
     moved_points = theta + DIFFERENCE * np.eye(len(theta))
     slopes = [(value(point) - here) / DIFFERENCE for point in moved_points]
     return np.stack(slopes, axis=-1)
+
+
+def _remember_factors(
+    model: Callable[[Mapping[str, float]], Array],
+) -> Callable[[Mapping[str, float]], Array]:
+    """Return ``model`` that computes each choice of factors once: sets of factors share many.
+
+    A factor that changes nothing is none, so that all sets begin at the same point.
+    """
+    results: dict[frozenset[tuple[str, float]], Array] = {}
+
+    def recall(factors: Mapping[str, float]) -> Array:
+        moved = {
+            name: value
+            for name, value in factors.items()
+            if value != (0.0 if name == IDLE_OFFSET else 1.0)
+        }
+        key = frozenset(moved.items())
+        if key not in results:
+            results[key] = model(moved)
+        return results[key]
+
+    return recall
 
 
 def _exponentiate_factors(
