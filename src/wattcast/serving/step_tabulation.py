@@ -29,6 +29,7 @@ from wattcast.core.errors import WattcastError, bad_value
 from wattcast.hardware import Gpu
 from wattcast.hardware.card_coefficients import CARDS
 from wattcast.kernels import LibraryStyle
+from wattcast.kernels.engine_fusions import fuse_attention
 from wattcast.options.setting_options import (
     USUAL_MACHINE,
     MachineOptions,
@@ -330,7 +331,9 @@ class _StepGraphs:
         options: ModelOptions,
         sizes: _StepSizes,
         shares: Sequence[float],
+        engine: str = "",
     ) -> None:
+        self.engine = engine  # whose attention it is; what that does itself is left out
         self.model = model
         self.options = options
         self.sizes = sizes
@@ -389,7 +392,7 @@ class _StepGraphs:
             seq=seq,
             head=head,
         )
-        return build_graph(self.model, options)
+        return fuse_attention(build_graph(self.model, options), self.engine)
 
 
 def remove_attention(graph: Graph) -> Graph:
@@ -559,7 +562,7 @@ _REMEMBERED_ENGINES = 8
 def _recall_stage(stage: _EngineStage) -> tuple[_StageTables, tuple[str, ...]]:
     """Tabulate a stage once; return its tables and what its graphs assume."""
     shares = _context_shares(stage.context_spread)
-    graphs = _StepGraphs(stage.model, stage.options, stage.sizes, shares)
+    graphs = _StepGraphs(stage.model, stage.options, stage.sizes, shares, stage.gpu.engine)
     clocks_hz = np.array(stage.clocks_hz)
     tables = _tabulate_stage(stage.gpu, clocks_hz, graphs, stage.most_sampled)
     for item in fields(tables):
