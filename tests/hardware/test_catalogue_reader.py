@@ -444,6 +444,8 @@ def test_which_gpus_have_published_curves() -> None:
         "a100-pcie-40gb",
         "a100-sxm-80gb",
         "h100-sxm",
+        "v100-pcie",
+        "quadro-rtx-6000",
     }
 
 

@@ -246,6 +246,9 @@ PROTOTYPE = {
 }
 CAPPED = 0.95  # mean power above this share of the limit: the limit held the clock down
 LOWEST = 0.15  # of the top clock, where a card's lowest is not published
+# Zeus ran PyTorch 1.10.1 [symbioticlab/zeus], whose products of fp32 tensors round to TF32 on cards
+# that have it, by default.
+FP32_PRODUCTS = {"a40": "tf32"}
 WAITING = 0.85  # of the power at the highest limit: idle power is no more than this
 HELD = 0.98  # of a limit that binds, where the highest one did not: cards stay a little below
 
@@ -323,7 +326,7 @@ def prototype_curves(gpu: str, model: str) -> PrototypeCurves:
     options = {
         "batch": 64,
         "phase": "train",
-        "dtype": "fp32",
+        "dtype": FP32_PRODUCTS.get(gpu, "fp32"),
     } | ({"seq": 128, "batch": 32} if "bert" in model else {})
     bundle = bundle_for(chip)
     timeline = analyse_graph(
@@ -340,18 +343,24 @@ def prototype_curves(gpu: str, model: str) -> PrototypeCurves:
 
 
 def predict_epochs(epochs: Iterable[TrainingEpoch]) -> list[PredictedEpoch]:
-    """Predict every row below its configuration's highest limit from the row at that limit."""
+    """Predict every row below its configuration's highest limit from the rows at the highest
+    limits.
+    """
     groups: dict[tuple[str, ...], list[TrainingEpoch]] = defaultdict(list)
     for epoch in epochs:
         groups[epoch.gpu, *epoch.configuration].append(epoch)
+    highest_of = {key: max(alike, key=lambda e: e.limit_w) for key, alike in groups.items()}
+    scales = _scale_energies(highest_of.values())
     rows = []
-    for alike in groups.values():
-        highest = max(alike, key=lambda e: e.limit_w)
-        limits_w = np.array([e.limit_w for e in alike if e is not highest])
+    for key, alike in groups.items():
+        highest = highest_of[key]
+        limited = [e for e in alike if e is not highest]
         time, power_w = _under(
-            highest, prototype_curves(highest.gpu, PROTOTYPE[highest.network]), limits_w
+            highest,
+            prototype_curves(highest.gpu, PROTOTYPE[highest.network]),
+            np.array([e.limit_w for e in limited]),
+            scales[highest.gpu],
         )
-        limited = (e for e in alike if e is not highest)
         rows += [
             PredictedEpoch(
                 e,
@@ -365,27 +374,40 @@ def predict_epochs(epochs: Iterable[TrainingEpoch]) -> list[PredictedEpoch]:
     return rows
 
 
+def _scale_energies(highest: Iterable[TrainingEpoch]) -> dict[str, float]:
+    """Return the factor on the forecast's energies, for each card.
+
+    The run that draws most of its forecast never waits for its host: what it draws less is the
+    forecast's error, which all runs of the card share. What the others draw less is waiting.
+    """
+    scales: dict[str, float] = defaultdict(float)
+    for epoch in highest:
+        curves = prototype_curves(epoch.gpu, PROTOTYPE[epoch.network])
+        above_w = curves.power_w[-1] - curves.idle_w[-1]
+        drawn = (epoch.power_w - _idle_w(epoch, curves)[-1]) / above_w
+        scales[epoch.gpu] = max(scales[epoch.gpu], float(drawn))
+    return scales
+
+
+def _idle_w(highest: TrainingEpoch, curves: PrototypeCurves) -> Array:
+    """Return the idle power by clock, which a run that hardly computes bounds."""
+    return curves.idle_w * min(1.0, WAITING * highest.power_w / curves.idle_w[-1])
+
+
 def _under(
     highest: TrainingEpoch,
     c: PrototypeCurves,
     limits_w: Array,
+    scale: float,
 ) -> tuple[Array, Array]:
-    """Return relative time and mean power under each limit; one row sets the busy share or the
-    energy scale.
+    """Return relative time and mean power under each limit; the row at the highest limit sets the
+    share of time in which the card is busy, at energies ``scale`` times the forecast's.
     """
-    share = (
-        highest.power_w / highest.limit_w if highest.power_w > CAPPED * highest.limit_w else HELD
-    )
-    idle_w = c.idle_w * min(1.0, WAITING * highest.power_w / c.idle_w[-1])
-    above_w = c.power_w - c.idle_w
-    scale = max(1.0, (highest.power_w - idle_w[-1]) / above_w[-1])
-    busy_w = idle_w + scale * above_w
     capped = highest.power_w > CAPPED * highest.limit_w
-    busy = (
-        1.0
-        if capped
-        else float(np.clip((highest.power_w - idle_w[-1]) / (busy_w[-1] - idle_w[-1]), 0.0, 1.0))
-    )
+    share = highest.power_w / highest.limit_w if capped else HELD
+    idle_w = _idle_w(highest, c)
+    busy_w = idle_w + scale * (c.power_w - c.idle_w)
+    busy = float(np.clip((highest.power_w - idle_w[-1]) / (busy_w[-1] - idle_w[-1]), 0.0, 1.0))
     time = busy * c.time + 1.0 - busy
     mean_w = (busy * c.time * busy_w + (1.0 - busy) * idle_w) / time
     first = _governed(mean_w, share * highest.limit_w)
