@@ -158,7 +158,7 @@ def test_sharded_weights_are_gathered_beside_half_of_the_backward_pass(
     """
     stage: Any = SimpleNamespace(backward_s=np.array([1.0]))
     work: Any = SimpleNamespace(sections=())
-    links: Any = None
+    links = step_time.ClusterLinks(load_gpu("a100-sxm-80gb"))
     strategy = TrainingStrategy(dp=8, sharding=Sharding.ZERO2)
 
     def gather(seconds: float) -> float:

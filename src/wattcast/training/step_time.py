@@ -238,9 +238,10 @@ def _exposed_sync_s(
         scatters = strategy.sharding is Sharding.ZERO1
         sync_s = exchange("reduce_scatter", recipe.gradient_byte) if scatters else 0.0
         gather_s = exchange("all_gather", recipe.dtype.byte)
+    slowed = _slowed_share(links.gpu)
     beside_s = stage.backward_s.max(axis=0)
-    sync_exposed_s = overlapped_s(beside_s, sync_s) - beside_s
-    gathering_s = overlapped_s(TRAINING.gather_beside * beside_s, gather_s)
+    sync_exposed_s = overlapped_s(beside_s, sync_s, slowed) - beside_s
+    gathering_s = overlapped_s(TRAINING.gather_beside * beside_s, gather_s, slowed)
     return np.asarray(sync_exposed_s + gathering_s - TRAINING.gather_beside * beside_s)
 
 
@@ -353,8 +354,7 @@ class _SectionTimer:
     @property
     def _slowed(self) -> float:
         """The share by which compute slows while an exchange runs."""
-        is_in_waves = self.links.gpu.architecture in _WAVE_ARCHITECTURES
-        return TRAINING.compute_slowed if is_in_waves else TRAINING.persistent_slowed
+        return _slowed_share(self.links.gpu)
 
     @property
     def _copied_share(self) -> float:
@@ -451,6 +451,12 @@ def _layers_here(
     if section.is_layer or uneven:
         return section.repeat / strategy.pp
     return float(stage == (0 if section.label == "embedding" else strategy.pp - 1))
+
+
+def _slowed_share(gpu: Gpu) -> float:
+    """Return the share by which compute slows while an exchange runs."""
+    is_in_waves = gpu.architecture in _WAVE_ARCHITECTURES
+    return TRAINING.compute_slowed if is_in_waves else TRAINING.persistent_slowed
 
 
 def overlapped_s(

@@ -87,9 +87,27 @@ class TrainingComparison:
 
 
 def read_training_rows(reference: Path) -> list[dict[str, str]]:
-    """Read the published rows that state tokens per second and GPU."""
+    """Read the published rows that state tokens per second and GPU, with the layouts that launch
+    configurations add.
+    """
+    layouts = training_layouts()
     with open(reference / "training" / "rows.csv", newline="", encoding="utf-8") as file:
-        return [row for row in csv.DictReader(file) if row["tokens_per_s_per_gpu"]]
+        return [
+            {"interleave": "", **row, **layouts.get(row["id"], {})}
+            for row in csv.DictReader(file)
+            if row["tokens_per_s_per_gpu"]
+        ]
+
+
+@cache
+def training_layouts() -> dict[str, dict[str, str]]:
+    """Return what the launch configurations of MLPerf's submissions say of published rows."""
+    text = Path(__file__).with_name("training_layouts.yaml").read_bytes()
+    layouts = decode_yaml(text, dict[str, dict[str, str | int]], "layouts")
+    return {
+        name: {field: str(value) for field, value in layout.items() if field != "source"}
+        for name, layout in layouts.items()
+    }
 
 
 def compare_training(
@@ -128,7 +146,7 @@ def ask_training_row(row: dict[str, str]) -> TypedCommand:
     gpu, gpu_files = _find_gpu(row)
     model, model_files = _find_model(row)
     older = _before_2022(row)
-    interleave = re.search(r"VP (\d+)", row["notes"])
+    interleave = row["interleave"] or re.findall(r"VP (\d+)|$", row["notes"])[0]
     options: dict[str, Any] = {
         "gpu": gpu,
         "gpus": int(row["gpus"]),
@@ -140,10 +158,10 @@ def ask_training_row(row: dict[str, str]) -> TypedCommand:
         "pp": int(row["pp"] or 0) or None,
         "cp": int(row["cp"] or 1),
         "ep": int(row["ep"] or 1),
-        "interleave": int(interleave[1]) if interleave else 1,
+        "interleave": int(interleave or 1),
         "sequence_parallel": not older,
         "attention": "eager" if older or "no flash attention" in row["notes"] else "flash",
-        "sharding": _find_sharding(row["dp_or_fsdp"].lower()),
+        "sharding": _find_sharding(row),
         "recompute": _recompute(row),
         "attention_slowdown": _attention_slowdown(row),
         **_recipe(row),
@@ -162,7 +180,13 @@ def _micro_batch(row: dict[str, str]) -> int | None:
     return int(row["micro_batch"]) if row["micro_batch"] else None
 
 
-def _find_sharding(layout: str) -> str | None:
+def _find_sharding(row: dict[str, str]) -> str | None:
+    """Return how replicas share their state; MLPerf's submissions with NeMo set
+    ``USE_DIST_OPTIMIZER`` in their common configuration.
+    """
+    if _runs_nemo(row):
+        return "zero1"
+    layout = row["dp_or_fsdp"].lower()
     if "shard_grad_op" in layout or "zero2" in layout:
         return "zero2"
     if "fsdp" in layout or "full_shard" in layout or "zero3" in layout:
@@ -354,10 +378,13 @@ def _recompute(row: dict[str, str]) -> str | None:
     Megatron-Bridge's recipes of Llama and Qwen3 recompute nothing: where activations do not fit,
     layers of them wait in the host's memory. The others recompute an activation or an
     up-projection, from 26.06 on nothing [NVIDIA-NeMo/ Megatron-Bridge, scripts/performance/configs:
-    ``cpu_offloading_num_layers``, ``recompute_modules``]."""
+    ``cpu_offloading_num_layers``, ``recompute_modules``]. MLPerf's LoRA with NeMo has
+    ``activations_checkpoint_granularity: null``."""
     word = row["recompute"]
     if not word and _runs_reference_code(row):
         return "full"
+    if not word and _runs_nemo(row) and _uses_lora(row):
+        return "none"
     if not word and row["id"].startswith("mbridge"):
         plain = row["model"].startswith(("llama", "qwen3")) or _is_newest(row)
         plain |= row["model"].startswith("gpt-oss") and row["gpu"].startswith(("GB300", "B300"))
@@ -478,6 +505,11 @@ def _runs_reference_code(row: dict[str, str]) -> bool:
     FlashAttention-2 [mlcommons/training, ``llama2_70b_lora/README.md``].
     """
     return row["id"].startswith("mlperf") and "deepspeed" in row["id"]
+
+
+def _runs_nemo(row: dict[str, str]) -> bool:
+    """Whether a submission to MLPerf runs NVIDIA's code, which is NeMo's."""
+    return row["id"].startswith("mlperf") and not _runs_reference_code(row)
 
 
 _TUNED_FRAMEWORKS = ("mbridge", "nemo", "mlperf")
