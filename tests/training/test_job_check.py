@@ -341,3 +341,105 @@ def test_one_healthy_job_in_twenty_raises_an_alarm(
         ran = replace(run_as_predicted().slower(slower), power_w=power_w, seed=seed)
         alarms += check(job, ran, tmp_path).has_alarm
     assert 0 <= alarms <= 10
+
+
+STEP_S = 3.3
+
+
+def time_usual_step(path: Path) -> float | None:
+    return sum_up_logs(read_job_logs([path]), 8).step_s
+
+
+def write_mlflow_run(run: Path) -> Path:
+    """Write the folder of a run whose system metrics were read every 10 s, as MLflow counts them."""
+    metrics = run / "metrics"
+    (metrics / "system").mkdir(parents=True)
+    steps = range(10, 301, 10)
+    (metrics / "loss").write_text(
+        "".join(f"{(BEGIN_S + step * STEP_S) * 1e3:.0f} 1.9 {step}\n" for step in steps)
+    )
+    (metrics / "eval_loss").write_text(f"{(BEGIN_S + 500.0) * 1e3:.0f} 2.0 7000\n")
+    readings = range(99)
+    (metrics / "system" / "gpu_0_power_usage_watts").write_text(
+        "".join(f"{(BEGIN_S + 10 * n) * 1e3:.0f} 640.0 {n}\n" for n in readings)
+    )
+    (run / "meta.yaml").write_text("end_time: null\n")
+    return run
+
+
+@pytest.mark.parametrize("inside", ["", "metrics"])
+def test_readings_of_mlflow_are_no_steps_of_training(inside: str, tmp_path: Path) -> None:
+    """MLflow counts its readings of a GPU as steps: a job with one every 10 s once took 10 s a step,
+    whatever its losses said, and the folder of a run itself was not understood.
+    """
+    run = write_mlflow_run(tmp_path / "run")
+    found = sum_up_logs(read_job_logs([run / inside]), 1)
+    assert found.step_s == pytest.approx(STEP_S, rel=1e-3)
+    assert found.steps == 280
+    assert found.power_w == pytest.approx(640.0)
+
+
+def test_an_answer_of_mlflows_server_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "history.json"
+    stamps = [(BEGIN_S + step * STEP_S, step) for step in range(10, 301, 10)]
+    rows = [
+        {"key": "loss", "value": 1.9, "timestamp": int(1e3 * time_s), "step": step}
+        for time_s, step in stamps
+    ]
+    rows += [
+        {"key": "system/gpu_0_power_usage_watts", "value": 640.0, "timestamp": row["timestamp"],
+         "step": number}
+        for number, row in enumerate(rows)
+    ]  # fmt: skip
+    path.write_text(json.dumps({"metrics": rows}))
+    found = sum_up_logs(read_job_logs([path]), 1)
+    assert found.step_s == pytest.approx(STEP_S, rel=1e-3)
+    assert found.power_w == pytest.approx(640.0)
+
+
+def test_steps_inside_an_object_come_before_the_number_of_a_line(tmp_path: Path) -> None:
+    """W&B counts the lines of a history: one every ten steps made each step ten times as long."""
+    path = tmp_path / "history.jsonl"
+    lines = [
+        {"train": {"global_step": step}, "_step": number, "_timestamp": BEGIN_S + step * STEP_S}
+        for number, step in enumerate(range(10, 301, 10))
+    ]
+    path.write_text("\n".join(json.dumps(line) for line in lines))
+    assert time_usual_step(path) == pytest.approx(STEP_S, rel=1e-3)
+
+
+def test_lines_that_megatron_prints_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text(
+        "building GPT model ...\n"
+        + "".join(
+            f" [2025-11-19 10:00:00] iteration {step:8}/     300 | consumed samples: {64 * step} | "
+            f"elapsed time per iteration (ms): {1e3 * STEP_S:.1f} | lm loss: 1.9E+00 |\n"
+            for step in range(10, 301, 10)
+        )
+    )
+    assert time_usual_step(path) == pytest.approx(STEP_S)
+
+
+def test_time_that_passed_is_read_as_a_clock_shows_it(tmp_path: Path) -> None:
+    """LLaMA-Factory's ``trainer_log.jsonl`` counts ``current_steps`` and writes 0:00:33."""
+    path = tmp_path / "trainer_log.jsonl"
+    lines = []
+    for step in range(20, 401, 20):
+        passed = round(step * STEP_S)
+        clock = f"{passed // 3600}:{passed // 60 % 60:02}:{passed % 60:02}"
+        lines.append({"current_steps": step, "elapsed_time": clock, "loss": 1.9})
+    path.write_text("\n".join(json.dumps(line) for line in lines))
+    assert time_usual_step(path) == pytest.approx(STEP_S, rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["iteration-time", "iteration_time", "wall time"])
+def test_columns_of_megatron_and_tensorboard_are_known(name: str) -> None:
+    assert recognise_column(name) is not None
+
+
+def test_other_printed_lines_are_refused_in_words(tmp_path: Path) -> None:
+    path = tmp_path / "titan.log"
+    path.write_text("[rank0]:[titan] 2025-11-19 10:00:00 - root - INFO - step: 10  loss: 1.9\n")
+    with pytest.raises(BadInput, match=r"expected trainer_state\.json.*Megatron's lines"):
+        read_job_logs([path])

@@ -5,13 +5,16 @@ Files that are understood, several of which may belong to one job:
 - ``trainer_state.json`` of transformers;
 - histories and system metrics of Weights & Biases, as lines of JSON, a JSON list, or the CSV that
   its page exports;
-- metrics of MLflow: the folder ``metrics`` of a run, or a table with ``key`` and ``value``;
+- metrics of MLflow: the folder of a run or its ``metrics``, a table with ``key`` and ``value``, or
+  the answer of its REST interface;
+- text that Megatron-LM prints, whose lines have ``elapsed time per iteration``;
 - any CSV or lines of JSON with such columns (``log_columns``), like those of Wattcast's callback.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +29,7 @@ from wattcast.training.checking.log_columns import (
     KNOWN_NAMES,
     LogColumn,
     Quantity,
+    is_of_other_loop,
     recognise_column,
 )
 
@@ -33,8 +37,13 @@ MOST_FILES = 2000  # of a folder of metrics
 MILLISECONDS = 1e11  # a time since 1970 that is larger counts milliseconds
 _FORMS = (
     "trainer_state.json, a history or system metrics of W&B (JSON lines or CSV), "
-    "MLflow's metrics, or a CSV with a heading"
+    "MLflow's metrics, Megatron's lines, or a CSV with a heading"
 )
+_SYSTEM = "system/"  # metrics of MLflow whose steps count its own readings
+_PRINTED = re.compile(
+    r"iteration\s+(\d+)\s*/\s*\d+\s*\|.*?(elapsed time per iteration \(ms\)): ([\d.]+)"
+)
+_ELAPSED = re.compile(r"(?:(\d+) days?, )?(\d+):(\d\d):(\d\d(?:\.\d+)?)")
 
 LogRecord = dict[str, float]  # numbers by name of column
 
@@ -85,7 +94,14 @@ def _read_records(path: Path) -> list[LogRecord]:
     text = decode_text(data, where).strip()
     if not text:
         raise bad_value(where, _FORMS, "an empty file")
-    if text[0] in "{[":
+    printed = [_PRINTED.search(line) for line in text.splitlines()]
+    if any(printed):
+        records = [
+            {"iteration": float(match[1]), match[2]: float(match[3])} for match in printed if match
+        ]
+    elif re.match(r"\[\s*[A-Za-z]", text):  # printed lines often begin so
+        raise bad_value(where, _FORMS, clip_text(text, 60))
+    elif text[0] in "{[":
         records = _take_records(_decode_lines(text, where), where)
     else:
         records = [_to_numbers(row) for row in _widen_rows(parse_csv(data, where))]
@@ -111,6 +127,12 @@ def _take_records(values: Sequence[Any], where: str) -> list[LogRecord]:
     """Return the records inside JSON values: those of a Trainer's history, or the values."""
     if len(values) == 1 and isinstance(values[0], dict) and "log_history" in values[0]:
         values = values[0]["log_history"]
+    if (
+        len(values) == 1
+        and isinstance(values[0], dict)
+        and isinstance(values[0].get("metrics"), list)
+    ):
+        values = values[0]["metrics"]
     if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
         raise bad_value(where, f"objects of a log ({_FORMS})", "other values")
     return [_to_numbers(_flatten(value)) for value in _widen_rows(values)]
@@ -134,23 +156,30 @@ def _widen_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         if "key" not in row or "value" not in row:
             wide.append(row)
             continue
-        wide_row: dict[str, Any] = {
-            name: row[name] for name in ("step", "timestamp") if name in row
-        }
+        stamps = ["timestamp"]
+        if not str(row["key"]).startswith(_SYSTEM) and not is_of_other_loop(str(row["key"])):
+            stamps.append("step")
+        wide_row: dict[str, Any] = {name: row[name] for name in stamps if name in row}
         wide_row[str(row["key"])] = row["value"]
         wide.append(wide_row)
     return wide
 
 
 def _read_folder(folder: Path) -> list[LogRecord]:
-    """Return the records of MLflow's ``metrics``: a file a metric, ``timestamp value step``."""
+    """Return the records of MLflow's ``metrics``: a file a metric, ``timestamp value step``.
+
+    Every metric of training says when its steps were done, a loss as well.
+    """
+    if (folder / "metrics").is_dir():
+        folder = folder / "metrics"
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     if not files or len(files) > MOST_FILES:
         raise bad_value(str(folder), "the folder metrics of a run of MLflow", f"{len(files)} files")
     records = []
     for path in files:
         name = path.relative_to(folder).as_posix()
-        if recognise_column(name) is None:
+        is_of_system = name.startswith(_SYSTEM)
+        if is_of_other_loop(name) or (is_of_system and recognise_column(name) is None):
             continue
         text = decode_text(read_bytes(path), str(path))
         for number, line in enumerate(text.splitlines(), 1):
@@ -160,7 +189,8 @@ def _read_folder(folder: Path) -> list[LogRecord]:
                 where = f"{path}, line {number}"
                 raise bad_value(where, "a time, a value and a step", clip_text(line, 60))
             time_ms, value, step = (float(value or 0.0) for value in numbers)
-            records.append({name: value, "timestamp": time_ms, "step": step})
+            record = {name: value, "timestamp": time_ms}
+            records.append(record if is_of_system else {**record, "step": step})
     return records
 
 
@@ -173,6 +203,10 @@ def _to_numbers(row: dict[str, Any]) -> LogRecord:
 def _to_number(value: Any) -> float | None:
     if isinstance(value, bool) or value is None:
         return None
+    elapsed = _ELAPSED.fullmatch(value) if isinstance(value, str) else None
+    if elapsed is not None:  # h:mm:ss
+        days, hours, minutes, seconds = (float(part or 0.0) for part in elapsed.groups())
+        return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
     try:
         number = float(value)
     except (TypeError, ValueError):

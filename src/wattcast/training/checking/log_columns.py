@@ -45,20 +45,27 @@ _STEP_NAMES = (
     "train/global_step",
     "trainer/global_step",
     "global_step",
+    "current_steps",
     "step",
     "iteration",
     "iter",
     "_step",
 )
-_RUNTIMES = ("_runtime", "relative time (process)", "relative time (wall)", "relative_time")
-_TIMES = ("_timestamp", "timestamp", "wall_time", "time")
+_RUNTIMES = (
+    "_runtime",
+    "relative time (process)",
+    "relative time (wall)",
+    "relative_time",
+    "elapsed_time",
+)
+_TIMES = ("_timestamp", "timestamp", "wall_time", "wall time", "time")
 _GPU = r"gpu[._/ ]?(?P<gpu>\d+)[._/ ]"
 # Patterns of whole names: quantity, factor to SI units
 _PATTERNS: tuple[tuple[str, Quantity, float], ...] = (
     (r"wattcast/step_s", Quantity.STEP_TIME, 1.0),
     (r"wattcast/power_w", Quantity.TOTAL_POWER, 1.0),
     (
-        r"(?:.*[/_. ])?(?:step|iteration|iter|batch)_?time(?:_s|_sec|_seconds|\(s\))?",
+        r"(?:.*[/_. ])?(?:step|iteration|iter|batch)[_-]?time(?:_s|_sec|_seconds|\(s\))?",
         Quantity.STEP_TIME,
         1.0,
     ),
@@ -71,7 +78,9 @@ _PATTERNS: tuple[tuple[str, Quantity, float], ...] = (
     (r"(?:.*/)?train_step_timing(?: in s)?", Quantity.STEP_TIME, 1.0),
     (r"(?:.*/)?end_to_end\(s\)", Quantity.STEP_TIME, 1.0),
     (r"(?:.*/)?train_runtime", Quantity.TRAIN_TIME, 1.0),
+    (r"elapsed time per iteration \(ms\)", Quantity.STEP_TIME, 1e-3),
     (r"(?:.*/)?(?:train_)?steps_per_second", Quantity.STEP_RATE, 1.0),
+    (r"throughput/batches_per_sec", Quantity.STEP_RATE, 1.0),
     (r"(?:.*/)?(?:train_)?samples_per_second", Quantity.SAMPLE_RATE, 1.0),
     (
         r"(?:.*/)?(?:data|dataloader|data_loading|data_wait)(?:_time|_s|\(s\))",
@@ -99,24 +108,33 @@ KNOWN_NAMES = (
 )
 
 
+def is_of_other_loop(name: str) -> bool:
+    """Whether a column is of an evaluation or a test, whose steps are not those of training."""
+    return name.rsplit(" - ", 1)[-1].strip().lower().startswith(_OTHER_LOOPS)
+
+
 def recognise_column(name: str) -> LogColumn | None:
     """Return what a column says; None where nothing that is needed.
 
     >>> recognise_column("run-7 - system/gpu.3.powerWatts")
     LogColumn(quantity=<Quantity.POWER: 'power'>, factor=1.0, gpu=3, rank=0)
+    >>> recognise_column("train.global_step")
+    LogColumn(quantity=<Quantity.STEP: 'step'>, factor=1.0, gpu=None, rank=0)
     >>> recognise_column("train/loss") is None
     True
     """
     plain = name.rsplit(" - ", 1)[-1].strip().lower()
-    if _EXTREMES.search(plain) or plain.startswith(_OTHER_LOOPS):
+    if _EXTREMES.search(plain) or is_of_other_loop(name):
         return None
     for names, quantity in (
         (_STEP_NAMES, Quantity.STEP),
         (_RUNTIMES, Quantity.RUNTIME),
         (_TIMES, Quantity.TIME),
     ):
-        if plain in names:
-            return LogColumn(quantity, rank=names.index(plain))
+        # objects inside objects join their names by dots
+        for word in (plain, plain.replace(".", "/")):
+            if word in names:
+                return LogColumn(quantity, rank=names.index(word))
     for pattern, quantity, factor in _COMPILED:
         match = pattern.fullmatch(plain)
         if match is not None:
