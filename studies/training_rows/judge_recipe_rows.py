@@ -68,8 +68,6 @@ def predict_network(plan: dict[str, Any]) -> dict[str, float]:
 
 def predict_job(plan: dict[str, Any]) -> dict[str, float]:
     """Predict a step of a language model."""
-    from recipe_variants import draw_lengths
-
     model = load_model(plan["model"])
     batch = int(plan["batch"])
     seq = int(plan["seq"])
@@ -80,6 +78,8 @@ def predict_job(plan: dict[str, Any]) -> dict[str, float]:
     if recipe == "nf4":
         options = {"lora": int(plan["lora"]), "base_bits": 4}
     if recipe == "packed":
+        from recipe_variants import draw_lengths  # PyTorch, which other rows do not need
+
         lengths = draw_lengths(batch * seq, int(plan["documents"]))
         options = {"documents": lengths, "attention_slowdown": FLASH_2}
     window = getattr(model.dims, "window", 0)

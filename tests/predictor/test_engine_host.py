@@ -18,6 +18,7 @@ from wattcast.lab.fit.engine_records import load_engine_records
 from wattcast.predictor.engine_host import EngineHost, LaunchCounts, load_host_times
 from wattcast.report.configuration_view import build_power_trace
 from wattcast.serving.governed_steps import govern_steps, predict_steady_step
+from wattcast.serving.step_costs import StepCosts
 from wattcast.serving.step_tabulation import StepRange, tabulate_step_costs
 from wattcast.workload.build_model import build_graph
 from wattcast.workload.engine_schedule import STEP_TOKENS
@@ -56,6 +57,14 @@ def test_a_step_that_waits_is_as_cheap_as_its_kernels_and_the_wait(model: str) -
     assert waiting.energy_j == pytest.approx(alone.energy_j + gap_j, rel=1e-9)
 
 
+@cache
+def tabulate_engine(model: str) -> StepCosts:
+    """Tabulate the steps of a model once for all its cases."""
+    options = ModelOptions.from_names(stack="engine")
+    steps = StepRange(longest_context=2048)
+    return tabulate_step_costs(load_model(model), load_gpu("h200"), options, steps)
+
+
 @pytest.mark.parametrize(
     ("phase", "batch", "seq"),
     [("prefill", 1, 1024), ("prefill", 1, 256), ("decode", 1, 1024), ("decode", 64, 1024)],
@@ -65,10 +74,7 @@ def test_predict_and_simulate_have_one_law_of_a_step(
     model: str, phase: str, batch: int, seq: int
 ) -> None:
     """Costs of the simulator are tabulated at eight clocks, and linear between them."""
-    options = ModelOptions.from_names(stack="engine")
-    costs = tabulate_step_costs(
-        load_model(model), load_gpu("h200"), options, StepRange(longest_context=2048)
-    )
+    costs = tabulate_engine(model)
     if phase == "prefill":
         latency_s, energy_j = predict_steady_step(costs, 0, 0.0, [(seq, 0)] * batch, batch)
     else:

@@ -187,9 +187,9 @@ def test_the_first_ten_lines_answer(call, gpu: str) -> None:
 @pytest.mark.parametrize(
     ("gpu", "step"),
     [
-        ("h200", 3),
-        ("l40s", 8),
-        ("mi300x", 8),
+        ("h200", 6),
+        ("l40s", 16),
+        ("mi300x", 16),
         *(pytest.param(gpu, 1, marks=pytest.mark.slow) for gpu in ("h200", "l40s", "mi300x")),
     ],
 )

@@ -64,7 +64,10 @@ def test_a_look_analyses_its_workload_once(
     assert predictions_to_output([again.prediction]) == predictions_to_output([alone])
 
 
-@pytest.mark.parametrize("figure", ["breakdown", "timeline", "clocks"])
+@pytest.mark.parametrize(
+    "figure",
+    ["clocks", *(pytest.param(name, marks=pytest.mark.slow) for name in ("breakdown", "timeline"))],
+)
 def test_a_figure_draws_the_prediction_that_is_printed(
     figure: str, call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

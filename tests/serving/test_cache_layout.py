@@ -113,6 +113,7 @@ def test_states_of_mamba_are_kept_for_every_block_of_a_cached_prefix() -> None:
 
 def test_an_engine_caches_no_prefixes_of_models_with_states() -> None:
     asked = {"rate": "2/s", "seconds": 5, "prompt": 64, "output": 8}
+    asked |= {"max_seqs": 8, "max_batched_tokens": 512}
     said = wattcast.simulate("qwen3-next-80b-a3b", "h200", tp=2, **asked)
     kept = wattcast.simulate("qwen3-next-80b-a3b", "h200", tp=2, prefix_caching=True, **asked)
     assert any("without a cache of prefixes" in note for note in said.assumptions)

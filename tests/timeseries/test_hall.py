@@ -130,13 +130,13 @@ def test_the_sum_of_a_series_is_the_energy(hall: CombinedHall) -> None:
 @pytest.mark.parametrize("grid_s", [0.02, 0.25])
 def test_a_finer_grid_adds_up_to_a_second(hall: CombinedHall, grid_s: float) -> None:
     """Every level, around a checkpoint: what is computed at 20 ms sums to what is at 1 s."""
-    fine = run_hall(read(HALL), HallSpan(begin_s=600.0, span_s=120.0, grid_s=grid_s))
+    fine = run_hall(read(HALL), HallSpan(begin_s=600.0, span_s=60.0, grid_s=grid_s))
     for name in ("rack_j", "row_j", "group_j", "gpu_j"):
         parts = getattr(fine, name)
-        seconds = parts.reshape(*parts.shape[:-1], 120, -1).sum(axis=-1)
-        coarse = getattr(hall, name)[..., 600:720]
+        seconds = parts.reshape(*parts.shape[:-1], 60, -1).sum(axis=-1)
+        coarse = getattr(hall, name)[..., 600:660]
         np.testing.assert_allclose(seconds, coarse, rtol=1e-9)
-    assert fine.row_j.shape[-1] == 120 / grid_s
+    assert fine.row_j.shape[-1] == 60 / grid_s
 
 
 def test_levels_and_diversity(hall: CombinedHall) -> None:

@@ -204,10 +204,10 @@ def test_lower_limits_take_longer_and_one_is_recommended(job: TrainingResult) ->
     assert recommend_limit(job) in limits
 
 
-def test_more_gpus_never_take_longer() -> None:
+@pytest.mark.parametrize("counts", [(1, 8), pytest.param((1, 8, 64), marks=pytest.mark.slow)])
+def test_more_gpus_never_take_longer(counts: tuple[int, ...]) -> None:
     hours = [
-        train("qwen3-0.6b", "h100-sxm", gpus=n, tokens="1B", global_batch=256).hours
-        for n in (1, 8, 64)
+        train("qwen3-0.6b", "h100-sxm", gpus=n, tokens="1B", global_batch=256).hours for n in counts
     ]
     assert hours == sorted(hours, reverse=True)
 

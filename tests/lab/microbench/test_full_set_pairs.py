@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_tune_full_set import Table, as_full_set
@@ -147,11 +149,17 @@ def test_the_ninth_set_is_judged_from_the_repository() -> None:
     assert (sum(first["right"] for first in due), len(due)) == (15, 18)
 
 
+@cache
+def judge_today(which_set: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Judge what `tune` says today of a set, once for the tests that look at it."""
+    return judge_folder(MEASURED[which_set], again=True, which_set=which_set)
+
+
 def test_today_sees_what_the_full_set_shows() -> None:
     """Judges fell silent on a real export: its columns bear other names than those expected.
 
     `tune` was mended by this set, so that these are no blind figures."""
-    pairs, firsts = judge_folder(MEASURED["seventh"], again=True)
+    pairs, firsts = judge_today("seventh")
     assert sum(pair["sign"] for pair in pairs) >= 20
     assert sum(pair["near"] for pair in pairs) >= 19
     assert sum(first["right"] for first in firsts) >= 17
@@ -164,13 +172,13 @@ def test_a_tree_in_shared_memory_is_a_matter_of_barriers() -> None:
 
     Tensor cores were given a quarter of the passes but not of the conflicts, and functions in double
     precision kept the loads of their tables. These pairs mended `tune`: no blind figures."""
-    pairs, firsts = judge_folder(MEASURED["eighth"], again=True, which_set="eighth")
+    pairs, firsts = judge_today("eighth")
     by_pair = {pair["pair"]: pair for pair in pairs}
     for pair in ("extremes: barriers", "distances: fp64"):
         assert by_pair[pair]["predicted"] == pytest.approx(by_pair[pair]["measured"], abs=0.1)
     assert sum(pair["sign"] for pair in pairs) == len(pairs)
     assert all(first["right"] for first in firsts if first["wanted"])
-    pairs, _ = judge_folder(MEASURED["seventh"], again=True)
+    pairs, _ = judge_today("seventh")
     (dense,) = (pair for pair in pairs if pair["pair"] == "dense: tensor cores")
     assert dense["near"]
 
@@ -181,7 +189,7 @@ def test_arrays_that_loops_index_take_their_code_along() -> None:
     A scan in shared memory was not told because its index counted as arithmetic of tiles, few blocks
     with few warps came to half of what they were, and a tail was taken for waiting that more warps
     hide. These pairs mended `tune`: no blind figures."""
-    pairs, firsts = judge_folder(MEASURED["ninth"], again=True, which_set="ninth")
+    pairs, firsts = judge_today("ninth")
     by_pair = {pair["pair"]: pair for pair in pairs}
     for pair in ("systems: spills", "scan: barriers", "peaks: small grid"):
         assert by_pair[pair]["predicted"] == pytest.approx(by_pair[pair]["measured"], abs=0.15)

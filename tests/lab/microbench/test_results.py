@@ -15,6 +15,7 @@ from wattcast.core.errors import BadInput, MissingSpecification
 from wattcast.lab.microbench import microbench_report as report
 from wattcast.lab.microbench.benchmark_suite import list_benchmarks
 from wattcast.lab.microbench.microbench_results import (
+    MicroRow,
     check_truths,
     compare_rounds,
     find_curve,
@@ -31,6 +32,11 @@ H200 = hardware.load_gpu("h200")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return synthetic_results.write(tmp_path_factory.mktemp("results"))
+
+
+@pytest.fixture(scope="module")
+def first_rounds(folder: Path) -> dict[str, MicroRow]:
+    return keep_first_rounds(read_results(folder))
 
 
 def test_energies_follow_from_power_time_and_operations(folder: Path) -> None:
@@ -74,11 +80,13 @@ def test_failed_rows_are_left_out_and_an_empty_file_is_a_sentence(
         ("convert_fp16", None),
     ],
 )
-def test_the_specification_of_each_benchmark(folder: Path, name: str, wanted: float | None) -> None:
+def test_the_specification_of_each_benchmark(
+    first_rounds: dict[str, MicroRow], name: str, wanted: float | None
+) -> None:
     """CUDA programming guide and Hopper whitepaper for compute capability 9.0; what is not stated
     stays unknown.
     """
-    assert find_specified_rate(H200, keep_first_rounds(read_results(folder))[name]) == wanted
+    assert find_specified_rate(H200, first_rounds[name]) == wanted
 
 
 def test_truths_hold_or_do_not(folder: Path) -> None:
@@ -190,10 +198,22 @@ def test_the_tables_name_the_sensor_and_put_devices_side_by_side(folder: Path, c
     assert all(t["holds"] for t in plain["truths"])
 
 
-def test_a_page_and_figures_are_written(folder: Path, tmp_path: Path, call) -> None:
+# the paper's figures 6 to 8 are curves
+@pytest.mark.parametrize(
+    ("curves", "others"),
+    [
+        (("conflicts",), ("dram_copy", "fp32_fma")),
+        pytest.param(
+            ("coalescence", "access", "conflicts"), ("fp32_", "dram_copy"), marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_a_page_and_figures_are_written(
+    folder: Path, tmp_path: Path, call, curves: tuple[str, ...], others: tuple[str, ...]
+) -> None:
     pytest.importorskip("matplotlib")
     page, figures, few = tmp_path / "page.md", tmp_path / "figures", tmp_path / "few"
-    names = ("coalescence_", "access_", "conflicts_", "fp32_", "dram_copy")
+    names = (*(f"{curve}_" for curve in curves), *others)
     lines = [
         x
         for x in (folder / "microbench.jsonl").read_text().splitlines()
@@ -207,7 +227,7 @@ def test_a_page_and_figures_are_written(folder: Path, tmp_path: Path, call) -> N
     assert done.code == 0, done.err
     assert "## What must hold" in page.read_text()
     assert {path.stem.removeprefix("microbench-") for path in figures.glob("*.png")} == {
-        *("coalescence", "access", "conflicts"),  # the paper's figures 6 to 8
+        *curves,
         *("throughput", "energy", "devices"),
     }
 

@@ -9,7 +9,6 @@ import pytest
 from numpy.testing import assert_allclose
 
 import wattcast
-from wattcast.lab.validate.public_checks.learn_distances import learn_wide_formats
 from wattcast.lab.validate.public_checks.published_runs import (
     PollingWindow,
     fp32_runs,
@@ -17,17 +16,20 @@ from wattcast.lab.validate.public_checks.published_runs import (
 )
 from wattcast.lab.validate.public_checks.wide_format_checks import (
     INSIDE,
+    ask_fp32_rows,
     ask_speed_rows,
-    fp32_rows,
+    judge_fp32_rows,
     training_speed_rows,
 )
 from wattcast.lab.validate.public_checks.wide_format_intervals import (
     WideRows,
     find_ends_without_networks,
     learn_wide_spread,
+    learn_wide_spreads,
 )
-from wattcast.lab.validate.typed_commands import judge_rows
+from wattcast.lab.validate.typed_commands import JudgedRow, answer_commands, judge_rows
 from wattcast.predictor.bundle.support_widening import learned_distances
+from wattcast.predictor.prediction import Prediction
 
 
 def test_a_window_is_removed_from_time_and_energy() -> None:
@@ -52,7 +54,16 @@ def test_runs_at_the_limit_draw_the_limit_once_the_window_is_removed(reference: 
     assert np.median([r.published_w for r in slowed]) < 243.0
 
 
-def test_fp32_models_are_judged_and_meet_their_goals(reference: Path) -> None:
+@pytest.fixture(scope="module")
+def fp32_answers(reference: Path) -> tuple[list[JudgedRow], list[Prediction]]:
+    """Every published run in fp32, and what `predict` says of it."""
+    rows = ask_fp32_rows(reference)
+    return rows, answer_commands([row.command for row in rows])
+
+
+def test_fp32_models_are_judged_and_meet_their_goals(
+    reference: Path, fp32_answers: tuple[list[JudgedRow], list[Prediction]]
+) -> None:
     """40 fp32 rows of an A100 were in no ledger: 49 % off in time and 20 % inside.
 
     The ledger kept only runs with an operator list, and no run in fp32 has one. Intervals of time
@@ -61,7 +72,7 @@ def test_fp32_models_are_judged_and_meet_their_goals(reference: Path) -> None:
     twelve lie inside too seldom.
     """
     assert len(fp32_runs(read_published_runs(reference, "900"))) == 40
-    rows = fp32_rows(reference)
+    rows = judge_fp32_rows(reference, *fp32_answers)
     for row in rows:
         assert row["mape"] <= row["must"], row
         if row["quantity"] == "latency" or row["set"].startswith("A100"):
@@ -74,8 +85,10 @@ def test_fp32_models_are_judged_and_meet_their_goals(reference: Path) -> None:
         assert INSIDE[0] <= inside <= INSIDE[1]
 
 
-def test_shipped_spreads_of_fp32_are_the_learned_ones(reference: Path) -> None:
-    assert learn_wide_formats(reference) == learned_distances().wide
+def test_shipped_spreads_of_fp32_are_the_learned_ones(
+    fp32_answers: tuple[list[JudgedRow], list[Prediction]],
+) -> None:
+    assert learn_wide_spreads(WideRows.from_judged(*fp32_answers)) == learned_distances().wide
 
 
 def test_networks_count_alike_whatever_they_have_of_rows() -> None:

@@ -55,9 +55,17 @@ def fp32_rows(folder: Path) -> list[LedgerRow]:
     ``inside`` counts intervals of latency that were learned without the network, and
     ``inside_as_shipped`` those that ``predict`` prints.
     """
-    sets = _list_sets(folder)
     rows = ask_fp32_rows(folder)
-    predictions = answer_commands([row.command for row in rows])
+    return judge_fp32_rows(folder, rows, answer_commands([row.command for row in rows]))
+
+
+def judge_fp32_rows(
+    folder: Path,
+    rows: Sequence[JudgedRow],
+    predictions: Sequence[Prediction],
+) -> list[LedgerRow]:
+    """Return the same of what was predicted for the rows of ``ask_fp32_rows``."""
+    sets = _list_sets(folder)
     wide_rows = WideRows.from_judged(rows, predictions)
     low_s, high_s = find_ends_without_networks(wide_rows).T
     inside = (low_s <= wide_rows.measured_s) & (wide_rows.measured_s <= high_s)
