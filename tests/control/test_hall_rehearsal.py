@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from wattcast.control.hall_rehearsal import (
 )
 from wattcast.control.site_budget import SiteCoordinator
 from wattcast.core.errors import BadInput
+from wattcast.timeseries.hall_combination import CombinedHall
 from wattcast.timeseries.hall_file import parse_hall
 from wattcast.timeseries.hall_run import HallSpan, run_hall
 
@@ -143,9 +145,15 @@ def test_a_limit_set_by_hand_is_lowered_within_a_second() -> None:
     assert again_s["restore"] <= 2
 
 
-def rehearse_small_hall(**options: Any) -> HallRehearsal:
+@cache
+def run_small_hall(seconds: float) -> CombinedHall:
+    """Run the hall once for all tests that rehearse it; a rehearsal changes nothing of it."""
     plan = parse_hall(HALL.encode(), "hall.yaml", Path())
-    return rehearse_hall(run_hall(plan, HallSpan(0.0, 600.0)), **options)
+    return run_hall(plan, HallSpan(0.0, seconds))
+
+
+def rehearse_small_hall(**options: Any) -> HallRehearsal:
+    return rehearse_hall(run_small_hall(600.0), **options)
 
 
 def test_all_events_of_a_hall_keep_its_limit() -> None:
@@ -162,8 +170,7 @@ def test_all_events_of_a_hall_keep_its_limit() -> None:
 
 
 def test_safe_shares_leave_a_third_of_the_budget_to_those_who_work() -> None:
-    plan = parse_hall(HALL.encode(), "hall.yaml", Path())
-    racks = list_rack_supplies(run_hall(plan, HallSpan(0.0, 60.0)), 150e3)
+    racks = list_rack_supplies(run_small_hall(60.0), 150e3)
     assert 0.28 < 1.0 - sum(rack.safe_w for rack in racks) / 150e3 < 0.38
 
 

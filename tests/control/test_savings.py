@@ -122,15 +122,18 @@ def control(card: NoisyCard, seconds: float = 60.0, seed: int = 0) -> MeasuredSa
     return control_plant(plant, Objective(), seed=seed)
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.02])
-def test_a_card_that_saves_nothing_is_said_to_save_nothing(noise: float) -> None:
+@pytest.mark.parametrize(
+    ("noise", "cards", "most"),
+    [(0.0, 10, 0), (0.02, 25, 2), pytest.param(0.02, 100, 5, marks=pytest.mark.slow)],
+)
+def test_a_card_that_saves_nothing_is_said_to_save_nothing(
+    noise: float, cards: int, most: int
+) -> None:
     """On constant power and rate, savings of 1.9, 49.6 and 49.1 % were claimed in 25 s and 9.2 % in
     60 s.
     """
-    found = [
-        control(NoisyCard(0.0, seed, noise), seed=seed) for seed in range(100 if noise else 10)
-    ]
-    assert sum(one is not None and one.energy.is_shown for one in found) <= 5
+    found = [control(NoisyCard(0.0, seed, noise), seed=seed) for seed in range(cards)]
+    assert sum(one is not None and one.energy.is_shown for one in found) <= most
 
 
 def count_intervals(effect: float, wanted: int) -> tuple[int, int]:

@@ -110,8 +110,8 @@ def test_decisions_are_those_of_the_version_before() -> None:
     cards.
     """
     recorded = json.loads(decisions.FILE.read_text())
-    some = decisions.digests(["free", "energy, 5 % slower, 165 W"], surfaces=8)
-    assert len(some) > 70
+    some = decisions.digests(["free", "energy, 5 % slower, 165 W"], surfaces=2)
+    assert len(some) > 40
     assert some == {name: recorded[name] for name in some}
 
 

@@ -10,6 +10,8 @@ import csv
 import json
 import random
 import sys
+from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +47,9 @@ MODELS = (
     "qwen3-14b qwen3-30b-a3b qwen3-32b qwen3-4b qwen3-8b resnet101 resnet50 sd1.5-unet vit-base vit-large "
     "whisper-base whisper-large-v3 whisper-medium whisper-small whisper-tiny "
 ).split()
+
+
+Row = tuple[str, str, dict[str, object], list[float] | str]
 
 
 def draw_configurations() -> list[tuple[str, str, dict[str, object]]]:
@@ -90,12 +95,40 @@ def predict_row(model: str, gpu: str, options: dict[str, object]) -> list[float]
         p = wattcast.predict(model, gpu=gpu, force=True, **options)
     except WattcastError as error:
         return type(error).__name__
-    ends = p.interval
+    return _list_figures(p)
+
+
+def _list_figures(prediction: wattcast.Prediction) -> list[float]:
+    p, ends = prediction, prediction.interval
     values = [p.latency_s, p.power_w, p.energy_j, p.clock_hz, *ends.latency_s, *ends.power_w]
     return [float(np.asarray(value)) for value in values]
 
 
-def read_table() -> list[tuple[str, str, dict[str, object], list[float] | str]]:
+def predict_table(rows: Sequence[Row]) -> list[list[float] | str]:
+    """Predict rows in the order of the table; those of one GPU at one clock in one call, which
+    takes half the time and gives the same figures.
+    """
+    groups = defaultdict[tuple[str, object], list[int]](list)
+    found: list[list[float] | str] = [""] * len(rows)
+    for place, (model, gpu, options, expected) in enumerate(rows):
+        if isinstance(expected, str):  # a refusal, which would refuse the whole call
+            found[place] = predict_row(model, gpu, options)
+        else:
+            groups[gpu, options.get("clock")].append(place)
+    for (gpu, clock), places in groups.items():
+        shared = {} if clock is None else {"clock": clock}
+        workloads = []
+        for place in places:
+            model, _, options, _ = rows[place]
+            own = {name: value for name, value in options.items() if name != "clock"}
+            workloads.append((model, own))
+        several = wattcast.predict_many(workloads, gpu, force=True, **shared)
+        for place, prediction in zip(places, several, strict=True):
+            found[place] = _list_figures(prediction)
+    return found
+
+
+def read_table() -> list[Row]:
     """The rows of the table."""
     with TABLE.open(newline="", encoding="utf-8") as stream:
         rows = list(csv.reader(stream))[1:]
