@@ -808,7 +808,7 @@ def test_arrivals_swing_around_their_mean() -> None:
 
 def test_loads_are_saved_beside_their_steps(tmp_path: Path) -> None:
     request = EngineRequest(tmp_path, 600.0, (MODEL,), parts=("brief", "talk", "swing"))
-    counts = session_of(request, FakeEngine(step_s=1e-2)).measure_all()
+    counts = session_of(request, FakeEngine(step_s=3e-2)).measure_all()
     assert counts["failed"] == 0
     assert counts["served"] == 2
     rows = {row["id"]: row for row in read_lines(tmp_path / "rows.jsonl")}

@@ -193,7 +193,14 @@ class NoWaiting(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("spec", KINDS, ids=lambda spec: spec.id)
+@pytest.mark.parametrize(
+    "spec",
+    [
+        spec if place % 3 == 0 else pytest.param(spec, marks=pytest.mark.slow)
+        for place, spec in enumerate(KINDS)
+    ],
+    ids=lambda spec: spec.id,
+)
 def test_a_captured_iteration_never_waits_for_the_device(
     spec: ModelRunSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,7 +34,7 @@ groups:
     system: dgx-h100
     racks: 2
     nodes_per_rack: 1
-    train: {model: llama3-8b, jobs: 2}
+    train: {model: llama3-8b, jobs: 2, options: {tp: 2, pp: 1, micro_batch: 1}}
   - name: spare
     system: dgx-h100
     racks: 1
