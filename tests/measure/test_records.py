@@ -99,6 +99,18 @@ def test_tables_keep_nested_values(tmp_path: Path) -> None:
     assert read_table(tmp_path / "t.parquet")[1] == rows[0] | {"latency_s": 1.5}
 
 
+def test_rows_of_one_kind_are_those_of_the_whole_table(tmp_path: Path) -> None:
+    pytest.importorskip("polars")
+    path = tmp_path / "rows.parquet"
+    kinds = ("burst", "sustained", None, "burst", "idle")
+    write_table(path, [{"id": str(i), "kind": kind} for i, kind in enumerate(kinds)])
+    for kind in ("burst", "idle", "chain"):
+        assert read_table(path, kind) == [row for row in read_table(path) if row["kind"] == kind]
+    write_table(path, [{"id": "a"}])
+    with pytest.raises(BadInput, match="cannot be read as a table"):
+        read_table(path, "burst")
+
+
 def test_a_table_that_is_none_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("polars")
     (tmp_path / "t.parquet").write_text("no table")

@@ -54,14 +54,17 @@ def database_folder(gpu: str) -> Path:
     return folder
 
 
-def read_table(path: Path) -> list[Plain]:
-    """Return the rows of a Parquet file of ours as mappings, JSON columns opened; needs polars."""
+def read_table(path: Path, kind: str | None = None) -> list[Plain]:
+    """Return the rows of a Parquet file of ours as mappings, JSON columns opened; needs polars.
+
+    With ``kind``, only rows of this kind are returned: to make mappings of all takes a second.
+    """
     polars = import_polars()
     try:
         with open_regular(path) as stream:
             data = stream.read(_MOST_BYTE)
         with catch_panics():
-            rows = _decode_table(data, clip_text(path, 200))
+            rows = _decode_table(data, clip_text(path, 200), kind)
         for row in rows:
             for name in _JSON_COLUMNS:
                 if isinstance(row.get(name), str):
@@ -72,7 +75,7 @@ def read_table(path: Path) -> list[Plain]:
     return rows
 
 
-def _decode_table(data: bytes, where: str) -> list[Plain]:
+def _decode_table(data: bytes, where: str, kind: str | None = None) -> list[Plain]:
     """Return the rows of a Parquet file once its checksum, size and columns are checked."""
     polars = import_polars()
     expected_checksum = polars.read_parquet_metadata(io.BytesIO(data)).get(_CHECKSUM_KEY)
@@ -87,6 +90,8 @@ def _decode_table(data: bytes, where: str) -> list[Plain]:
 
     table = lazy_table.collect()
     check_table(table, where)
+    if kind is not None:
+        table = table.filter(polars.col("kind") == kind)
     rows: list[Plain] = table.to_dicts()
     return rows
 

@@ -344,10 +344,9 @@ def counted_rows(folder: Path, gpu: str = PARENT) -> list[tuple[Plain, list[dict
     half_l2 = 0.5 * float(np.mean(chip.need("l2.capacity_byte")))
     counted = microbench_lines.read_operator_metrics(folder, float(np.mean(chip.sm_count)))
     pairs = []
-    for row in read_table(folder / ROWS_FILE):
-        is_sustained = row["kind"] == "sustained" and row["data"] == "random"
+    for row in read_table(folder / ROWS_FILE, "sustained"):
         is_settled = not row["error"] and "unsettled" not in (row["flags"] or [])
-        if not (is_sustained and is_settled and row["spec"] in counted):
+        if not (row["data"] == "random" and is_settled and row["spec"] in counted):
             continue
         kernels = [dict(metrics) for metrics in counted[row["spec"]]]
         if row["footprint_byte"] < half_l2:

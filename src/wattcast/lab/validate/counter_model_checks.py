@@ -321,11 +321,11 @@ def predict_database_operators(fit: RailsFit, gpu: str) -> tuple[list[Plain], Ar
     sm_count = float(hardware.load_gpu(gpu).sm_count)
     counted = microbench_lines.read_operator_metrics(folder, sm_count)
     events = {spec: sum_events(kernels) for spec, kernels in counted.items()}
-    rows = []
-    for row in read_table(folder / ROWS_FILE):
-        is_counted = row["kind"] == "sustained" and row["spec"] in events
-        if is_counted and row["data"] == "random" and row["power_w"]:
-            rows.append(row)
+    rows = [
+        row
+        for row in read_table(folder / ROWS_FILE, "sustained")
+        if row["spec"] in events and row["data"] == "random" and row["power_w"]
+    ]
     names = fit.model.required_events
     counts = np.zeros((len(rows), len(names)))
     for i, row in enumerate(rows):
