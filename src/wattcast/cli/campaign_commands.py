@@ -46,7 +46,7 @@ def apply(
         Option("YAML map of a table's columns, or the name of one that ships, such as h200."),
     ] = None,
     memory_clock: Annotated[
-        str | None, Option("With --form ncu, where the model needs it.")
+        str | None, Option("With --form ncu: the memory clock, where the model needs it.")
     ] = None,
     gpu: Annotated[
         str | None, Option("With --form ncu: the device, for models that need its number of SMs.")
@@ -264,7 +264,8 @@ def counters(
     design: Annotated[
         str | None,
         Option(
-            "Instead: the fewest counters that identify a power model, by a GPU's table or a file."
+            "Instead name the fewest counters that identify a power model, by a"
+            " GPU's table or a file."
         ),
     ] = None,
     columns: Annotated[Path | None, Option("With --design FILE: YAML map of its columns.")] = None,
@@ -277,7 +278,7 @@ def counters(
     """
     if design is None:
         if columns is not None:
-            raise bad_value("--columns", "--design FILE beside it", "none")
+            raise bad_value("--columns", "--design FILE as well", "none")
         return CommandOutput.from_verb(campaign_verbs.counters(**options))
     from wattcast.lab.counter_models.counter_design import design_counters
     from wattcast.lab.counter_models.counter_table import read_counter_table
@@ -289,7 +290,7 @@ def counters(
             "--columns",
             "a YAML map of the table's columns",
             "none",
-            "As `lab fit counters` takes it.",
+            "Give the map that `lab fit counters` takes.",
         )
     rows = (
         read_counter_table(Path(design), columns)

@@ -183,7 +183,7 @@ def show_gpu(
         return show_bottom_up(env, name, build)
     if build != EnergyOptions():
         settings = "--feature-size, --voltage, --temperature, --change, --dialect, --save, --plot"
-        raise bad_value(settings, "--energies beside them", "none")
+        raise bad_value(settings, "--energies as well", "none")
     gpu = find_gpu(name)
     numbers = list_published_numbers(gpu)
     boards = list_boards(gpu.name)
@@ -281,7 +281,9 @@ def show_model(
     workload: Annotated[str, WORKLOAD],
     capacity: Annotated[
         str | None,
-        Option("Device memory, such as 80GB: does it fit, and the largest batch that does."),
+        Option(
+            "Device memory, such as 80GB: say whether it fits, and the largest batch that does."
+        ),
     ] = None,
     **options: Any,
 ) -> CommandOutput:
@@ -344,7 +346,10 @@ def _describe_memory(
     if model is None:
         if capacity is not None:
             raise bad_value(
-                "--capacity", "a model", "a list of operators", "A list does not say what it holds."
+                "--capacity",
+                "a model",
+                "a list of operators",
+                "A list does not say what memory it holds.",
             )
         return None
     footprint = build_model.compute_footprint(model, options)

@@ -55,9 +55,12 @@ class LedgerOptions:
         bool, Option("Repeat the cross-validation instead of reading its results.")
     ] = False
     ablations: Annotated[
-        bool, Option("Also published sets that take minutes; results are kept for the next call.")
+        bool,
+        Option("Judge also published sets that take minutes; results are kept for the next call."),
     ] = False
-    again: Annotated[bool, Option("With --ablations: even where results were kept.")] = False
+    again: Annotated[bool, Option("With --ablations: judge them even where results were kept.")] = (
+        False
+    )
     write: Annotated[str, Option("Write the ledger as a page, such as docs/accuracy.md.")] = ""
     quantity: Annotated[str, Option("What --plot draws: latency|power|clock.")] = "latency"
     plot: Annotated[Path | None, PLOT_FILE] = None

@@ -14,6 +14,6 @@ WORKLOAD = Option(
 HOST = Option("Address to listen on; the default is this machine only.")
 DEVICE = Option("Card, by NVML index; default: the first that CUDA_VISIBLE_DEVICES shows.", least=0)
 DEVICES = Option("Cards of one job, by NVML index: 0-7 or 0,1,4. All get one decision.")
-TTFT = Option("Longest 99th percentile to the first token.")
-TPOT = Option("Longest 99th percentile per output token.")
+TTFT = Option("Longest p99 of the time to first token.")
+TPOT = Option("Longest p99 of the time per token.")
 SOCKET = Option("Socket of the daemon; default: /run/wattcast/socket.")

@@ -320,7 +320,7 @@ def side_by_side(
     gpu: Annotated[
         str, Option("GPU with a database of counted operators.", positional=True)
     ] = "h200",
-    kernels: Annotated[int, Option("How many kernels.")] = 40,
+    kernels: Annotated[int, Option("Number of kernels to show.")] = 40,
     page: Annotated[Path | None, Option("Replace the tables at the end of this page.")] = None,
 ) -> CommandOutput:
     """Put measured kernels through forecast, counter model and components, and show where they
@@ -369,9 +369,11 @@ class ComponentFitOptions:
     shortest: Annotated[str, Option("Kernels shorter than this are dropped.")] = "0.5 ms"
     bounds: Annotated[str, Option("Bounds of every factor, declared beforehand.")] = "0.5:2"
     bound: Annotated[
-        list[str] | None, Option("Bounds of one: NAME=low:high; NAME=1:1 fixes it.")
+        list[str] | None, Option("Bounds of one factor: NAME=low:high; NAME=1:1 fixes it.")
     ] = None
-    order: Annotated[list[str] | None, Option("An ordering: 'A<=B' or 'A<=1.5*B'.")] = None
+    order: Annotated[
+        list[str] | None, Option("An order that factors keep: 'A<=B' or 'A<=1.5*B'.")
+    ] = None
     architecture: Annotated[Path | None, Option("Architecture file to recalibrate.")] = None
     out: Annotated[Path | None, Option("Where to write it, as XML.")] = None
 
@@ -504,7 +506,7 @@ class EnergyOptions:
     """Energies per event of a chip, built from its architecture (--energies)."""
 
     energies: Annotated[
-        bool, Option("Energies per event, leakage and area, built from the architecture.")
+        bool, Option("Show energies per event, leakage and area, built from the architecture.")
     ] = False
     feature_size: Annotated[
         str | None,
@@ -513,7 +515,9 @@ class EnergyOptions:
         ),
     ] = None
     voltage: Annotated[str | None, Option("With --energies: core voltage, such as 0.9V.")] = None
-    temperature: Annotated[str | None, Option("With --energies: of the die, such as 80C.")] = None
+    temperature: Annotated[
+        str | None, Option("With --energies: temperature of the die, such as 80C.")
+    ] = None
     change: Annotated[
         list[str] | None,
         Option(

@@ -47,7 +47,7 @@ def sweep(
         ),
     ] = None,
     minimise: Annotated[
-        str, Option("energy|ed|ed2|latency|cost: has the best least of.")
+        str, Option("What the best point has least of: energy|ed|ed2|latency|cost.")
     ] = "energy",
     **options: Any,
 ) -> CommandOutput:
@@ -81,7 +81,8 @@ class DesignRun:
     workers: Annotated[
         int | None,
         Option(
-            "Processes; default: one per free core, for large spaces.", panel="How it is computed"
+            "Number of processes; default: one per free core for large spaces.",
+            panel="How it is computed",
         ),
     ] = None
     cluster: Annotated[
@@ -99,7 +100,7 @@ class DesignRun:
             return []
         axes = [word.strip() for word in self.heat_map.split(",")]
         if self.plot is None:
-            raise bad_value("--heat-map", "--plot FILE beside it", "none")
+            raise bad_value("--heat-map", "--plot FILE as well", "none")
         if len(axes) not in (2, 3):
             raise bad_value("--heat-map", "X,Y or X,Y,VALUE", self.heat_map)
         return axes
@@ -168,7 +169,9 @@ def _make_progress(env: Environment) -> Callable[[int, int], None]:
 
 @command("explore fleet", part_of(PriceOptions, "price", "electricity"), PLOT)
 def fleet(
-    file: Annotated[Path, Option("YAML: gpus, workloads with rates, power.", positional=True)],
+    file: Annotated[
+        Path, Option("YAML file with GPUs, workloads and their rates, and power.", positional=True)
+    ],
     aim: Annotated[
         str,
         Option(

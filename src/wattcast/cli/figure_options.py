@@ -65,7 +65,7 @@ class FigureOptions:
     def __post_init__(self) -> None:
         if self.figure is not None and self.plot is None:
             do = "All figures: --figures FOLDER."
-            raise bad_value("--figure", "--plot FILE beside it", "none", do)
+            raise bad_value("--figure", "--plot FILE as well", "none", do)
 
     def save(
         self,

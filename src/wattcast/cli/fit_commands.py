@@ -515,7 +515,7 @@ def _check_table_options(choices: CounterTableOptions, form: str) -> None:
         json_word = " --json" if choices.json else ""
         raise bad_value("--predict", expected, f"--form {form}{json_word}")
     if choices.measured is not None and choices.predict is None:
-        expected = "--predict FILE beside it, with the programs' utilisations"
+        expected = "--predict FILE as well, with the programs' utilisations"
         raise bad_value("--measured", expected, "none")
 
 

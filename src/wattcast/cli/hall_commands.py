@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 @command("hall", part_of(FigureOptions, "plot", "figure"))
 def hall(
     env: Environment,
-    file: Annotated[Path, Option("YAML: racks, loads, a day, limits.", positional=True)],
+    file: Annotated[
+        Path, Option("YAML file with racks, loads, a day and limits.", positional=True)
+    ],
     asked: HallOptions,
     shedding: SheddingOptions,
     running: HallRun,

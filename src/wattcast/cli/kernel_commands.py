@@ -24,9 +24,11 @@ _SETTINGS = VerbOptions("kernel", part_of(SettingOptions, *POINT_SETTINGS, "bund
 @command("lab kernel", _SETTINGS, PLOT)
 def kernel(
     operator: Annotated[
-        str, Option("linear|bmm|attention|softmax|layernorm|rmsnorm.", positional=True)
+        str, Option("Operator: linear|bmm|attention|softmax|layernorm|rmsnorm.", positional=True)
     ],
-    sizes: Annotated[str, Option("Its sizes, such as 4096x4096x4096: m, n, k.", positional=True)],
+    sizes: Annotated[
+        str, Option("Sizes of the operator, such as 4096x4096x4096: m, n, k.", positional=True)
+    ],
     gpu: Annotated[str, GPU],
     dtype: Annotated[str, Option("Number format of operands.")] = "bf16",
     profile: Annotated[
@@ -81,7 +83,7 @@ def carry_over(env: Environment) -> CommandOutput:
 
     folder = reference_folder(env.variables)
     if folder is None:
-        raise MissingTool(f"no reference data: set {REFERENCE_VARIABLE} to its folder")
+        raise MissingTool(f"There is no reference data: set {REFERENCE_VARIABLE} to its folder.")
     judged = carried_designs.judge_carried_designs(folder, env.say)
 
     def print_text(console: Console) -> None:

@@ -79,11 +79,11 @@ LAB = {
 }
 _GROUP_HELP = {
     "explore": "Sweep GPUs, options, clocks and limits; search chip designs; assign a fleet.",
-    "export": "Metrics for operators: Prometheus and Grafana.",
+    "export": "Give metrics to operators: Prometheus, Grafana, OpenTelemetry, Dynamo.",
     "measure": "Measure time, power and energy; build a kernel database.",
     "manage": "Steer clocks to spend less power for the same speed.",
-    "gpus": "The GPUs Wattcast knows, and who says so.",
-    "models": "The models Wattcast knows, and what they compute.",
+    "gpus": "List and show the GPUs Wattcast knows, with a source for every number.",
+    "models": "List and show the models Wattcast knows, and what they compute.",
     "lab": (
         "For researchers and maintainers: fit and judge models, campaigns, microbenchmarks, "
         "simulator traces."

@@ -232,7 +232,7 @@ def watch(
     env: Environment,
     device: Annotated[int | None, DEVICE] = None,
     period: Annotated[str, Option("Time between two readings.")] = "1s",
-    count: Annotated[int, Option("Readings; 0: until interrupted.", least=0)] = 5,
+    count: Annotated[int, Option("Number of readings; 0: until interrupted.", least=0)] = 5,
     gpu: Annotated[str | None, Option("Catalogue GPU of the card; default: by its name.")] = None,
     **options: Any,
 ) -> CommandOutput:
@@ -585,7 +585,9 @@ def plane(
     apply: Annotated[bool, Option("Really set the card; else name the clocks.")] = False,
     device: Annotated[int | None, DEVICE] = None,
     cores: Annotated[int, Option("Core clocks, evenly over what the card allows.", least=1)] = 6,
-    memories: Annotated[int, Option("Memory clocks, likewise; 1: not touched.", least=1)] = 1,
+    memories: Annotated[
+        int, Option("Memory clocks, evenly over what the card allows; 1: not touched.", least=1)
+    ] = 1,
     table: Annotated[
         Path | None,
         Option("Save time, power and the card's counters as CSV for `wattcast lab sensitivity`."),
@@ -728,7 +730,7 @@ def status(socket: Annotated[Path | None, SOCKET] = None) -> CommandOutput:
 def restore(
     env: Environment,
     gpu: Annotated[
-        str | None, Option("UUID; default: every card that is changed.", positional=True)
+        str | None, Option("UUID of a card; default: every card that is changed.", positional=True)
     ] = None,
     defaults: Annotated[
         bool, Option("Give a card whose note cannot be read the driver's defaults.")

@@ -165,16 +165,16 @@ def prepare_estimate(
     if counters is None:
         raise bad_value(
             "--model",
-            "--counters FILE beside it",
+            "--counters FILE as well",
             "none",
-            "A counter book, or an export of ncu --csv.",
+            "It is a counter book, or an export of ncu --csv.",
         )
     if trace is None:
         raise bad_value(
             "--model",
-            "--launches FILE beside it",
+            "--launches FILE as well",
             "none",
-            "The profiler trace that the command writes.",
+            "It is the profiler trace that the command writes.",
         )
     sm_count = None if gpu is None else float(load_gpu(gpu).sm_count)
     saved = load_saved_model(model)

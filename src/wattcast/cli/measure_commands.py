@@ -146,7 +146,7 @@ def _check_files(choices: MeasuredRunOptions) -> None:
         if path is not None:
             check_writable(path)
     if choices.model is None and (choices.counters or choices.launches):
-        raise bad_value("--counters and --launches", "--model FILE beside them", "none")
+        raise bad_value("--counters and --launches", "--model FILE as well", "none")
 
 
 @dataclass
@@ -258,7 +258,7 @@ def _load_prediction(
             return plain
     if gpu is None:
         raise bad_value(
-            "--against", "a --gpu beside a model", "none", "Name the GPU the command runs on."
+            "--against", "a --gpu with a model", "none", "Name the GPU the command runs on."
         )
     output: dict[str, Any] = msgspec.to_builtins(
         predictions_to_output([api.predict(against, gpu, **options)])

@@ -61,9 +61,7 @@ def microbench(
     Examples: wattcast lab microbench --out rows --repeats 2;  wattcast lab microbench --show rows
     """
     if {"plot", "figures"} & env.typed_options and (show is None or table is not None):
-        raise bad_value(
-            "--plot and --figures", "--show RESULTS, and no --table, beside them", "others"
-        )
+        raise bad_value("--plot and --figures", "--show RESULTS without --table", "others")
     if against is not None:
         return _compare_results(show, against)
     if show is None:
@@ -133,7 +131,7 @@ def _compare_results(show: str | None, against: str) -> CommandOutput:
     )
 
     if show is None:
-        raise bad_value("--against", "--show RESULTS beside it", "none")
+        raise bad_value("--against", "--show RESULTS as well", "none")
     names = Path(show).name, Path(against).name
     rows = compare_results(_find_results(show)[0], _find_results(against)[0])
     if not rows:
@@ -209,7 +207,10 @@ def bench(
         str, Option("With --profile: the device, for its peaks and microbenchmarks.")
     ] = "h200",
     launches: Annotated[
-        int, Option("Only launch so often, for a profiler: ncu --set full wattcast lab bench ...")
+        int,
+        Option(
+            "Only launch the kernel so often, for a profiler: ncu --set full wattcast lab bench ..."
+        ),
     ] = 0,
     quick: Annotated[bool, Option("Shorter windows: a smoke test.")] = False,
 ) -> CommandOutput:

@@ -97,7 +97,7 @@ def predict(
         raise bad_value("--power-out", "one workload", f"{len(workloads)} workloads")
     kinds = [name.strip() for name in gpu.split(",")]
     if len(kinds) > 1 and (shown.plot or series.power_out):
-        raise bad_value("--gpu", "one kind of GPU beside --plot or --power-out", gpu)
+        raise bad_value("--gpu", "one kind of GPU with --plot or --power-out", gpu)
     if shown.kernel is not None and len(workloads) * len(kinds) != 1:
         raise bad_value("--kernel", "one workload on one kind of GPU", f"{workloads} on {gpu}")
     predictions = api.predict_many(workloads, kinds, **options)
@@ -218,7 +218,7 @@ class FormOptions:
         Option("Carbon intensity, such as 400g/kWh, or a region: us.", panel=_FORM_PANEL),
     ] = None
     pue: Annotated[
-        float, Option("Energy at the meter per energy of the GPU.", panel=_FORM_PANEL)
+        float, Option("Energy at the meter over energy of the GPUs (PUE).", panel=_FORM_PANEL)
     ] = 1.0
     embodied: Annotated[
         str | None, Option("Emissions of making one GPU, such as 150kg.", panel=_FORM_PANEL)
@@ -240,7 +240,7 @@ class FormOptions:
         for name in ("carbon", "embodied", "lifetime"):
             value = getattr(self, name)
             if self.form is None and value is not None:
-                raise bad_value(f"--{name}", "--form beside it", value)
+                raise bad_value(f"--{name}", "--form as well", value)
 
 
 def write_form(

@@ -116,7 +116,7 @@ class ExporterOptions:
     ] = None
     slowdown: Annotated[str, Option("Slowdown allowed for the predicted saving.")] = "5%"
     host: Annotated[str, HOST] = "127.0.0.1"
-    port: Annotated[int, Option("Port to be scraped on.", least=0, most=65535)] = 9835
+    port: Annotated[int, Option("Port that Prometheus reads.", least=0, most=65535)] = 9835
     interval: Annotated[str, Option("Shortest time between two readings of a busy card.")] = "5s"
     idle_interval: Annotated[str, Option("Time that an idle card is left alone.")] = "60s"
     source: Annotated[str, Option("auto|nvml|amd|rapl|none: where readings come from.")] = "auto"
@@ -160,7 +160,7 @@ def prometheus(
     models = []
     for work in workload or []:
         if exporter.gpu is None:
-            raise bad_value("--workload", "a --gpu beside it", "none")
+            raise bad_value("--workload", "a --gpu as well", "none")
         chip = api.find_gpu(exporter.gpu)
         prediction = api.predict(work, chip, **options)
         models.append(
@@ -241,15 +241,17 @@ def dynamo(
 class CollectorOptions:
     """Where metrics are sent, and how often."""
 
-    endpoint: Annotated[str, Option("OTLP over HTTP of the collector.")] = "http://localhost:4318"
+    endpoint: Annotated[str, Option("Address of the collector, OTLP over HTTP.")] = (
+        "http://localhost:4318"
+    )
     source: Annotated[str, Option("auto|nvml|amd|rapl: where readings come from.")] = "auto"
     interval: Annotated[str, Option("Time between two sendings.")] = "15s"
-    count: Annotated[int, Option("Sendings; 0: until interrupted.", least=0)] = 0
+    count: Annotated[int, Option("Number of sendings; 0: until interrupted.", least=0)] = 0
     metrics: Annotated[
         str | None,
         Option("Metrics of an engine (vLLM, SGLang), for the tokens of its requests."),
     ] = None
-    model: Annotated[str | None, Option("With --metrics: the model that it serves.")] = None
+    model: Annotated[str | None, Option("With --metrics: the model that the engine serves.")] = None
 
 
 @command("export otel")

@@ -28,7 +28,7 @@ def simulate(
     model: Annotated[str, MODEL],
     gpu: Annotated[str, GPU],
     series: PowerOutput,
-    out: Annotated[Path | None, Option("Every request and step, as .parquet.")] = None,
+    out: Annotated[Path | None, Option("Save every request and step (.parquet).")] = None,
     **options: Any,
 ) -> CommandOutput:
     """Serve requests as vLLM would and say how long they take and what they draw.
@@ -71,7 +71,7 @@ def plan(
             least=1,
         ),
     ] = None,
-    write: Annotated[Path | None, Option("Folder for files to run and check it.")] = None,
+    write: Annotated[Path | None, Option("Folder for files that run and check it.")] = None,
     **options: Any,
 ) -> CommandOutput:
     """Find how many GPUs serve a rate of requests, and in which layout. Several models: explore
@@ -114,7 +114,7 @@ class MetricsSource:
 
     metrics: Annotated[
         list[str] | None,
-        Option("Engine's /metrics, or files of it in order; may be repeated."),
+        Option("Address of the engine's /metrics, or files of it in order; may be repeated."),
     ] = None
     prometheus: Annotated[
         str | None, Option("Prometheus server: http://localhost:9090, instead of --metrics.")
@@ -131,7 +131,7 @@ class MetricsSource:
     slice_s: Annotated[
         float,
         Option(
-            "Of the window, to tell loads apart.",
+            "Length of the parts of the window, which tell loads apart.",
             unit="s",
             above=0,
             parse=parse_seconds,
@@ -141,7 +141,7 @@ class MetricsSource:
     seconds: Annotated[
         float | None,
         Option(
-            "Between two readings, with --metrics.",
+            "Time between two readings, with --metrics.",
             unit="s",
             above=0,
             parse=parse_seconds,
@@ -149,7 +149,7 @@ class MetricsSource:
     ] = None
     log: Annotated[
         list[Path] | None,
-        Option("Of a training job: trainer_state.json, W&B, MLflow; may be repeated."),
+        Option("Log of a training job: trainer_state.json, W&B, MLflow; may be repeated."),
     ] = None
 
 
@@ -161,8 +161,8 @@ def check(
     ],
     source: MetricsSource,
     gpu: Annotated[str | None, Option("The card's YAML file, if it is your own.")] = None,
-    adopt: Annotated[bool, Option("Take what ran as the healthy one from now on.")] = False,
-    rows: Annotated[Path | None, Option("CSV of rows for `calibrate` to write.")] = None,
+    adopt: Annotated[bool, Option("From now on, expect what ran.")] = False,
+    rows: Annotated[Path | None, Option("Write a CSV of rows for `calibrate`.")] = None,
 ) -> CommandOutput:
     """Compare a service or a training job that ran with its plan, and say what would explain
     differences.
@@ -253,7 +253,7 @@ def train(
     model: Annotated[str, MODEL],
     gpu: Annotated[str, GPU],
     series: PowerOutput,
-    search: Annotated[bool, Option("Show the ways to share it.")] = False,
+    search: Annotated[bool, Option("Show all layouts that were compared.")] = False,
     write: Annotated[Path | None, Option("File for `wattcast check`.")] = None,
     details: Annotated[bool, Option("Print every assumption.")] = False,
     **options: Any,

@@ -35,14 +35,17 @@ class BestBound:
 class DesignSample:
     """Which points of a space of designs are evaluated and kept."""
 
-    where: Annotated[Sequence[str], Option("Keep points of power_w<=400, latency<=50ms.")] = ()
+    where: Annotated[
+        Sequence[str], Option("Keep points that meet power_w<=400, latency<=50ms.")
+    ] = ()
     sample: Annotated[
-        str | None, Option("random:N or sobol:N points, not the grid.", panel=_SAMPLE_PANEL)
+        str | None,
+        Option("Take random:N or sobol:N points instead of the grid.", panel=_SAMPLE_PANEL),
     ] = None
     seed: Annotated[int, Option("Seed of random and Sobol samples.", panel=_SAMPLE_PANEL)] = 0
     hold: Annotated[
         str | None,
-        Option("area|power: as the base has it."),
+        Option("Hold the base's area|power."),
     ] = None
 
 
@@ -50,13 +53,15 @@ class DesignSample:
 class DesignOutput:
     """What a sweep of designs reports and writes."""
 
-    front: Annotated[Sequence[str], Option("Columns the Pareto front minimises.", commas=True)] = (
+    front: Annotated[
+        Sequence[str], Option("Columns that the Pareto front minimises.", commas=True)
+    ] = (
         "latency_s",
         "power_w",
     )
     out: Annotated[
         str | Path | None,
-        Option("Every point: a .parquet, .csv or .json file, or a folder."),
+        Option("Save every point in a .parquet, .csv or .json file, or a folder."),
     ] = None
     yes: Annotated[
         bool, Option("Run however many points there are.", panel="How it is computed")

@@ -33,20 +33,25 @@ class HallOptions:
     """What of a hall is computed, and what is asked of it."""
 
     begin_s: Annotated[
-        float, Option("Begin at: 14:30, 2h.", "begin", keyword="begin", parse=parse_moment)
+        float,
+        Option("Time of day to begin at: 14:30, 2h.", "begin", keyword="begin", parse=parse_moment),
     ] = 0.0
     span_s: Annotated[
-        float | None, Option("How long: 10min; default: to the end.", unit="s", above=0)
+        float | None,
+        Option("How long to simulate: 10min; default: to the end of the day.", unit="s", above=0),
     ] = None
-    grid_s: Annotated[float, Option("Interval: 20ms, 1s, 15min.", "grid", unit="s", above=0)] = 1.0
+    grid_s: Annotated[
+        float, Option("Interval of the series: 20ms, 1s, 15min.", "grid", unit="s", above=0)
+    ] = 1.0
     chance: Annotated[
         float,
         Option("Chance of passing the hall's limit, for racks that still fit.", unit="", above=0),
     ] = 1e-3
     out: Annotated[
-        Path | None, Option("Folder of series and summary; the same command continues.")
+        Path | None,
+        Option("Folder of the series and the summary; the same command continues there."),
     ] = None
-    format: Annotated[str, Option("Of the series: csv|parquet.", choices=ENDINGS)] = "csv"
+    format: Annotated[str, Option("Format of the series: csv|parquet.", choices=ENDINGS)] = "csv"
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,7 @@ class HallRun:
 
     workers: Annotated[
         int | None,
-        Option("Processes; default: one per core.", panel=_RUN_PANEL, least=1),
+        Option("Number of processes; default: one per core.", panel=_RUN_PANEL, least=1),
     ] = None
     cluster: Annotated[
         str | None,

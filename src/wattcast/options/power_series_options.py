@@ -18,7 +18,7 @@ class PowerOutput:
     """A file of power over time that a command writes beside its result."""
 
     power_out: Annotated[
-        Path | None, Option("Power over time, as .csv or .parquet.", panel=_PANEL)
+        Path | None, Option("Save power over time (.csv, .parquet).", panel=_PANEL)
     ] = None
     grid_s: Annotated[
         float,
@@ -42,7 +42,7 @@ class PowerOutput:
     sensor: Annotated[
         str | None,
         Option(
-            "Column of what a sensor shows: nvml|instant|average|counter.",
+            "Add a column of what a sensor shows: nvml|instant|average|counter.",
             panel=_PANEL,
             choices=SENSOR_KINDS,
         ),

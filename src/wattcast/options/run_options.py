@@ -100,7 +100,7 @@ class ModelOptions:
     seq: Annotated[
         int | None, Option("Prompt length; in decode the length of the cache.", least=1)
     ] = None
-    tokens: Annotated[int | None, Option("New tokens of phase generate.", least=1)] = None
+    tokens: Annotated[int | None, Option("New tokens that phase generate makes.", least=1)] = None
     phase: Annotated[WorkloadPhase | None, Option("prefill|decode|generate|train|forward")] = None
     dtype: Annotated[
         Dtype,
@@ -110,7 +110,7 @@ class ModelOptions:
         AttentionMode.FLASH
     )
     head: Annotated[
-        OutputHead | None, Option("Logits of none|last|all tokens.", panel=_MODEL_PANEL)
+        OutputHead | None, Option("Tokens that get logits: none|last|all.", panel=_MODEL_PANEL)
     ] = None
     stack: Annotated[
         SoftwareStack | None, Option("eager|compiled|engine; default for serving: engine")
@@ -125,15 +125,15 @@ class ModelOptions:
     skew: Annotated[
         float,
         Option(
-            "0: even experts, 1: the same.",
+            "Load of experts: 0 even, 1 all on the same.",
             panel=_PARALLEL_PANEL,
             least=0,
             most=1,
         ),
     ] = 0.0
-    recompute: Annotated[bool, Option("Training: recompute activations.", panel=_MODEL_PANEL)] = (
-        False
-    )
+    recompute: Annotated[
+        bool, Option("In training, recompute activations.", panel=_MODEL_PANEL)
+    ] = False
     image: Annotated[int | None, Option("Side of a picture in pixels.", least=1)] = None
     quantization: Annotated[
         str | None,
@@ -145,7 +145,7 @@ class ModelOptions:
     weights: Annotated[
         str | None,
         Option(
-            "Weights alone: int4|fp8|fp4 (engine).",
+            "Narrow the weights alone in an engine: int4|fp8|fp4.",
             panel=_MODEL_PANEL,
             choices=NARROW_FORMATS["weights"],
         ),
@@ -153,7 +153,7 @@ class ModelOptions:
     kv_dtype: Annotated[
         Dtype | None,
         Option(
-            "Cache of an engine: bf16|fp16|fp8.",
+            "Number format of an engine's cache: bf16|fp16|fp8.",
             panel=_MODEL_PANEL,
             choices=NARROW_FORMATS["kv_dtype"],
         ),
@@ -169,7 +169,7 @@ class ModelOptions:
     sampling: Annotated[
         TokenSampling | None,
         Option(
-            "Engine: greedy|random|top-k|top-p| top-k-top-p|penalties.",
+            "How an engine draws tokens: greedy|random|top-k|top-p| top-k-top-p|penalties.",
             panel=_MODEL_PANEL,
         ),
     ] = None
@@ -178,7 +178,7 @@ class ModelOptions:
     ] = False
     update: Annotated[
         WeightUpdate | None,
-        Option("Training: AdamW fused|masters|separate.", panel=_MODEL_PANEL),
+        Option("AdamW in training: fused|masters|separate.", panel=_MODEL_PANEL),
     ] = None
 
     @classmethod

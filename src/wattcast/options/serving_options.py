@@ -77,20 +77,22 @@ class Traffic:
     seconds: Annotated[
         float,
         Option(
-            "Of arrivals: 600, 1h.",
+            "Duration: 600, 1h.",
             unit="s",
             above=0,
             parse=parse_seconds,
         ),
     ] = 600.0
-    requests: Annotated[int | None, Option("Requests, instead of --seconds.")] = None
+    requests: Annotated[int | None, Option("Request count, instead of --seconds.")] = None
     concurrency: Annotated[
         int | None,
-        Option("Clients that wait, instead of --rate.", least=1, most=1 << 20),
+        Option("Waiting clients, instead of --rate.", least=1, most=1 << 20),
     ] = None
     think_time: Annotated[
         str | float,
-        Option("Pause of a client: 2s, exponential:mean=2s.", panel=_TRAFFIC_PANEL),
+        Option(
+            "Pause of a client before it asks again: 2s, exponential:mean=2s.", panel=_TRAFFIC_PANEL
+        ),
     ] = 0.0
     ramp_s: Annotated[
         float,
@@ -99,7 +101,7 @@ class Traffic:
     seeds: Annotated[
         int,
         Option(
-            "Draws to repeat, for the spread.",
+            "Number of draws to repeat, for the spread.",
             panel=_TRAFFIC_PANEL,
             least=1,
             most=100,
@@ -116,12 +118,12 @@ class Conversations:
     ] = 1
     turn_prompt: Annotated[
         str | int | None,
-        Option("New tokens of a later turn; default: as --prompt.", panel=_TRAFFIC_PANEL),
+        Option("New tokens of a later turn; default: those of --prompt.", panel=_TRAFFIC_PANEL),
     ] = None
     turn_pause: Annotated[
         str | float,
         Option(
-            "Between turns (a tool, a person): 2s, lognormal:median=2s,sigma=1.",
+            "Pause between turns, for a tool or a person: 2s, lognormal:median=2s,sigma=1.",
             panel=_TRAFFIC_PANEL,
         ),
     ] = 0.0
@@ -143,11 +145,11 @@ class LatencyTargets:
 
     ttft: Annotated[
         str | float | None,
-        Option("To first token: 500ms, p99:500ms.", unit="s", parse=_keep_bounds),
+        Option("Time to first token: 500ms, p99:500ms.", unit="s", parse=_keep_bounds),
     ] = None
     tpot: Annotated[
         str | float | None,
-        Option("Per output token: 50ms, p90:50ms.", unit="s", parse=_keep_bounds),
+        Option("Time per output token: 50ms, p90:50ms.", unit="s", parse=_keep_bounds),
     ] = None
 
 
@@ -160,11 +162,11 @@ class EngineOptions:
 
     max_batched_tokens: Annotated[
         int | None,
-        Option("Most tokens of a step.", panel=_ENGINE_PANEL, least=1),
+        Option("Most tokens that a step computes.", panel=_ENGINE_PANEL, least=1),
     ] = None
     max_seqs: Annotated[
         int | None,
-        Option("Most sequences of a step.", panel=_ENGINE_PANEL, least=1),
+        Option("Most sequences that a step computes.", panel=_ENGINE_PANEL, least=1),
     ] = None
     block_tokens: Annotated[
         int | None,
@@ -172,7 +174,11 @@ class EngineOptions:
     ] = None
     cache_tokens: Annotated[
         int | None,
-        Option("Cache, as the engine prints it; default: what fits.", panel=_ENGINE_PANEL, least=1),
+        Option(
+            "Tokens that the cache holds, as the engine prints it; default: what fits.",
+            panel=_ENGINE_PANEL,
+            least=1,
+        ),
     ] = None
     memory_utilisation: Annotated[
         float | None,
@@ -186,12 +192,16 @@ class EngineOptions:
     ] = None
     max_model_len: Annotated[
         int | None,
-        Option("Most tokens of a request; default: the model's.", panel=_ENGINE_PANEL, least=1),
+        Option(
+            "Most tokens of a request; default: the model's own limit.",
+            panel=_ENGINE_PANEL,
+            least=1,
+        ),
     ] = None
     prefix_caching: Annotated[
         bool | None,
         Option(
-            "Keep prompts for later ones; default: as the engine, unless layers keep states.",
+            "Keep prompts for later ones; default: as the engine does, unless layers keep states.",
             name="prefix-caching/no-prefix-caching",
             panel=_ENGINE_PANEL,
         ),
@@ -208,7 +218,7 @@ class EngineOptions:
     speculative_tokens: Annotated[
         int,
         Option(
-            "Tokens drafted a step.",
+            "Tokens that are drafted in a step.",
             panel=_ENGINE_PANEL,
             least=0,
             most=64,
@@ -226,7 +236,7 @@ class EngineOptions:
     engine_args: Annotated[
         str | None,
         Option(
-            "Of its scheduler: enable_mixed_chunk=true.",
+            "Arguments of the engine's scheduler: enable_mixed_chunk=true.",
             panel=_ENGINE_PANEL,
         ),
     ] = None
@@ -271,14 +281,16 @@ class PlanDemand:
     headroom: Annotated[float, Option("Traffic to plan for on top of the rate.", unit="")] = 0.1
     spare_replicas: Annotated[int, Option("Replicas that may be down.", "spare", least=0)] = 0
     site_power_w: Annotated[
-        float | None, Option("Mean of all GPUs at most: 20kW.", unit="W", above=0)
+        float | None, Option("Most mean power of all GPUs: 20kW.", unit="W", above=0)
     ] = None
     power_budget_w: Annotated[
         float | None, Option("Power to fill, at the meter: 10MW.", unit="W", above=0)
     ] = None
     host_share: Annotated[
         float,
-        Option("Hosts, network and fans, of the GPUs' energy.", panel="Cost and carbon", unit=""),
+        Option(
+            "Energy of hosts, network and fans over the GPUs'.", panel="Cost and carbon", unit=""
+        ),
     ] = 0.25
     requests: Annotated[
         int, Option("Requests simulated for each answer.", panel=_TRAFFIC_PANEL, least=1)
@@ -318,11 +330,11 @@ class PlanSearch:
         TENSOR_PARALLEL
     )
     pp: Annotated[tuple[int, ...], _tried("Pipeline stages to try; default: where needed.")] = ()
-    ep: Annotated[tuple[int, ...], _tried("GPUs that share experts to try; 1: none.")] = ()
+    ep: Annotated[tuple[int, ...], _tried("GPUs that share the experts, to try; 1: none.")] = ()
     power_limits_w: Annotated[
         tuple[float, ...],
         Option(
-            "To try: 700W,500W; default: several where energy counts.",
+            "Power limits to try: 700W,500W; default: several where energy counts.",
             "power-limit",
             panel=_REPLICA_PANEL,
             unit="W",
@@ -333,7 +345,7 @@ class PlanSearch:
     clocks_hz: Annotated[
         tuple[float, ...],
         Option(
-            "Highest clocks to try: 1.98GHz,1.4GHz; default: as above.",
+            "Highest clocks to try: 1.98GHz,1.4GHz; default: several where energy counts.",
             "clock",
             panel=_REPLICA_PANEL,
             unit="Hz",
@@ -344,7 +356,7 @@ class PlanSearch:
     pools: Annotated[
         tuple[tuple[int, int], ...],
         Option(
-            "Prefill:decode engines to try: 0:1,1:2; default: where needed.",
+            "Engines for prompts and for decoding, to try: 0:1,1:2; default: where needed.",
             panel=_REPLICA_PANEL,
             parse=parse_pools,
             commas=True,

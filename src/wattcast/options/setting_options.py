@@ -80,7 +80,9 @@ class SettingOptions:
     operands: Annotated[
         str | None,
         Option(
-            "cold|warm operands of a list (memory|L2).", choices=OPERANDS, panel=_COEFFICIENT_PANEL
+            "Where operands of a list lie: cold (memory) or warm (L2).",
+            choices=OPERANDS,
+            panel=_COEFFICIENT_PANEL,
         ),
     ] = None
     bundle: Annotated[
@@ -89,15 +91,20 @@ class SettingOptions:
     ] = None
     factors: Annotated[
         Mapping[str, float] | None,
-        Option("Your own factor, such as compute=0.9.", "factor", panel=_COEFFICIENT_PANEL),
+        Option("A factor of your own, such as compute=0.9.", "factor", panel=_COEFFICIENT_PANEL),
     ] = None
     card: Annotated[
-        str, Option("Intervals for another|this card.", choices=CARDS, panel=_COEFFICIENT_PANEL)
+        str,
+        Option(
+            "Give intervals for another card or for this card: another|this.",
+            choices=CARDS,
+            panel=_COEFFICIENT_PANEL,
+        ),
     ] = "another"
     engine: Annotated[
         str | None,
         Option(
-            "Kernels of vllm|vllm-2025|sglang|trtllm; default vllm.",
+            "Engine whose kernels run: vllm|vllm-2025|sglang|trtllm; default: vllm.",
             choices=(*ENGINES, VLLM_OF_2025),
             panel=_COEFFICIENT_PANEL,
         ),
@@ -105,7 +112,7 @@ class SettingOptions:
     scheduling: Annotated[
         str,
         Option(
-            "An engine prepares its next step async|sync (meanwhile|after).",
+            "When an engine prepares its next step: async (meanwhile) or sync (after).",
             choices=SCHEDULING,
             panel=_CONDITION_PANEL,
         ),
@@ -114,7 +121,7 @@ class SettingOptions:
         Node | str | Path | None,
         Option("Node of the GPUs: a name of `gpus nodes`, or YAML.", panel="Several GPUs"),
     ] = None
-    force: Annotated[bool, Option("Answer for what cannot run, too.")] = False
+    force: Annotated[bool, Option("Answer even where it cannot run.")] = False
 
     def read_number(self, name: str) -> float | None:
         """Return a setting where one number is taken, not an array."""
@@ -134,7 +141,7 @@ class MachineOptions:
     host_factor: Annotated[
         float | None,
         Option(
-            "Your host's time for a step over the usual: 0.7.",
+            "Time your host takes for a step, over the usual: 0.7.",
             panel=_COEFFICIENT_PANEL,
             unit="",
             above=0,
@@ -144,7 +151,7 @@ class MachineOptions:
     power_factor: Annotated[
         float | None,
         Option(
-            "Your card's watts while it works over the usual: 1.05.",
+            "Watts your card draws at work, over the usual: 1.05.",
             panel=_COEFFICIENT_PANEL,
             unit="",
             above=0,
@@ -172,7 +179,7 @@ class PriceOptions:
         Option("Carbon intensity, such as 400g/kWh, or a region: us.", panel=_PRICE_PANEL),
     ] = None
     pue: Annotated[
-        float, Option("Energy at the meter per energy of the GPU.", panel=_PRICE_PANEL)
+        float, Option("Energy at the meter over energy of the GPUs (PUE).", panel=_PRICE_PANEL)
     ] = 1.0
 
 

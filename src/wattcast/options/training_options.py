@@ -151,13 +151,15 @@ class TrainingJob:
     tokens: Annotated[float, Option("Tokens to train on: 1B, 300M, 15T.", parse=parse_count)] = 1e9
     seq: Annotated[int | None, Option("Tokens of a sequence; default 4096.", least=1)] = None
     global_batch: Annotated[
-        int | None, Option("Sequences a step; default: 524,288 tokens.", least=1)
+        int | None, Option("Sequences of a step; default: 524,288 tokens.", least=1)
     ] = None
-    minimise: Annotated[str, Option("time|energy|cost: what decides.", choices=MINIMISE)] = "time"
+    minimise: Annotated[str, Option("The least time|energy|cost decides.", choices=MINIMISE)] = (
+        "time"
+    )
     network_byte_per_s: Annotated[
         float | None,
         Option(
-            "Network of one GPU and direction, such as 50GB/s.",
+            "Network rate of one GPU in one direction, such as 50GB/s.",
             panel=_SHARING_PANEL,
             unit="byte/s",
             above=0,
@@ -180,7 +182,7 @@ class TrainingRecipe:
     ] = "bf16"
     optimizer: Annotated[Optimizer, Option("adamw|adamw8bit|adafactor|muon|sgd")] = Optimizer.ADAMW
     fp8_scales: Annotated[
-        Fp8Scales, Option("delayed|tensor|row|block scales of fp8 products.", panel=_RECIPE_PANEL)
+        Fp8Scales, Option("Scales of fp8 products: delayed|tensor|row|block.", panel=_RECIPE_PANEL)
     ] = Fp8Scales.DELAYED
     master_weights: Annotated[
         bool, Option("The optimiser updates fp32 copies of narrower weights.", panel=_RECIPE_PANEL)
@@ -188,18 +190,21 @@ class TrainingRecipe:
     gradient_byte: Annotated[
         int, Option("Bytes of a gradient while it is summed: 2|4.", panel=_RECIPE_PANEL)
     ] = 4
-    stack: Annotated[SoftwareStack, Option("compiled|eager kernels.")] = SoftwareStack.COMPILED
+    stack: Annotated[SoftwareStack, Option("PyTorch's kernels: compiled|eager.")] = (
+        SoftwareStack.COMPILED
+    )
     attention: Annotated[
-        AttentionMode, Option("flash|eager (before 2022).", panel=_RECIPE_PANEL)
+        AttentionMode,
+        Option("Attention kernels: flash, or eager as before 2022.", panel=_RECIPE_PANEL),
     ] = AttentionMode.FLASH
     attention_slowdown: Annotated[
         float,
         Option("Time of your attention kernel relative to cuDNN's of 2026.", panel=_RECIPE_PANEL),
     ] = 1.0
     # the loss and its gradient are one kernel, in chunks
-    fused_loss: Annotated[bool, Option("The loss never keeps all logits.", panel=_RECIPE_PANEL)] = (
-        False
-    )
+    fused_loss: Annotated[
+        bool, Option("Compute the loss without ever keeping all logits.", panel=_RECIPE_PANEL)
+    ] = False
     loss_share: Annotated[
         float,
         Option("Share of compute lost to input and uneven clocks.", panel=_RECIPE_PANEL, unit=""),
@@ -215,16 +220,16 @@ class TrainingRecipe:
     ] = 0.2
     # NCCL's all-to-all; otherwise tokens travel once to each GPU
     expert_copies: Annotated[
-        bool, Option("Tokens travel once to each expert (NCCL).", panel=_RECIPE_PANEL)
+        bool, Option("Send a token once to each of its experts (NCCL).", panel=_RECIPE_PANEL)
     ] = False
     expert_kernels: Annotated[
-        ExpertKernels, Option("grouped|separate|fused products of experts.", panel=_RECIPE_PANEL)
+        ExpertKernels, Option("Products of experts: grouped|separate|fused.", panel=_RECIPE_PANEL)
     ] = ExpertKernels.GROUPED
     # attention stays inside each; a single number is their mean
     documents: Annotated[
         tuple[float, ...],
         Option(
-            "Tokens of documents packed into a sequence: 600, or 300,1200,...",
+            "Tokens of the documents that are packed into a sequence: 600, or 300,1200,...",
             panel=_RECIPE_PANEL,
             parse=parse_documents,
             commas=True,
@@ -239,7 +244,7 @@ class TrainingRecipe:
     ] = False
     graphs: Annotated[
         bool,
-        Option("CUDA graphs replay the step; the host costs nothing.", panel=_RECIPE_PANEL),
+        Option("Replay the step with CUDA graphs; the host costs nothing.", panel=_RECIPE_PANEL),
     ] = False
     lora_rank: Annotated[
         int,
@@ -335,13 +340,17 @@ class GpuSharing:
         int, Option("Model chunks of a pipeline stage.", panel=_SHARING_PANEL, least=1)
     ] = 1
     sequence_parallel: Annotated[
-        bool, Option("Share norms along the sequence too.", panel=_SHARING_PANEL)
+        bool, Option("Share norms along the sequence, too.", panel=_SHARING_PANEL)
     ] = True
     sharding: Annotated[
-        Sharding | None, Option("none|zero1|zero2|zero3 (FSDP).", panel=_SHARING_PANEL)
+        Sharding | None,
+        Option(
+            "What is sharded over replicas: none|zero1|zero2|zero3 (FSDP).", panel=_SHARING_PANEL
+        ),
     ] = None
     recompute: Annotated[
-        Recompute | None, Option("none|selective|full|offload activations.", panel=_SHARING_PANEL)
+        Recompute | None,
+        Option("Activations to recompute: none|selective|full, or offload.", panel=_SHARING_PANEL),
     ] = None
     offload: Annotated[
         bool, Option("Activations may wait in the host's memory.", panel=_SHARING_PANEL)
@@ -360,7 +369,7 @@ class JobLosses:
 
     host_share: Annotated[
         float,
-        Option("Hosts, network and fans, of the GPUs' energy.", panel=_LOSS_PANEL, unit=""),
+        Option("Energy of hosts, network and fans over the GPUs'.", panel=_LOSS_PANEL, unit=""),
     ] = 0.25
     padding: Annotated[
         float,
@@ -374,7 +383,9 @@ class JobLosses:
     pause_share: Annotated[
         float,
         Option(
-            "Share of evaluation and other work, at the power of steps.", panel=_LOSS_PANEL, unit=""
+            "Share of the time for evaluation and other work, at the power of steps.",
+            panel=_LOSS_PANEL,
+            unit="",
         ),
     ] = 0.0
     checkpoint_every: Annotated[
@@ -382,11 +393,11 @@ class JobLosses:
     ] = 0
     checkpoint_time_s: Annotated[
         float,
-        Option("GPUs wait for each checkpoint, such as 9s.", panel=_LOSS_PANEL, unit="s"),
+        Option("Time that GPUs wait for each checkpoint, such as 9s.", panel=_LOSS_PANEL, unit="s"),
     ] = 0.0
     checkpoint_log: Annotated[
         str | Path | None,
-        Option("Checkpoints of a log: CSV with step, seconds.", panel=_LOSS_PANEL),
+        Option("Read checkpoints from a log, a CSV with step, seconds.", panel=_LOSS_PANEL),
     ] = None
     failures_per_gpu_day: Annotated[
         float, Option("Failures per GPU and day.", "failures", panel=_LOSS_PANEL, least=0)

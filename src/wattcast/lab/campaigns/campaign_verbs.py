@@ -23,7 +23,9 @@ Out = Annotated[Path, Option("Folder for JSON Lines; a re-run continues there.")
 Budget = Annotated[str, Option("Stop in time, such as 240s.")]
 
 
-Few = Annotated[int, Option("Only so many rows, or operators of each family: a smoke test.")]
+Few = Annotated[
+    int, Option("Measure only so many rows, or operators of each family: a smoke test.")
+]
 
 
 Target = Annotated[bool, Option("The process that runs under ncu.", hidden=True)]
@@ -42,7 +44,9 @@ def kernels(
     plan: Annotated[
         Path | None, Option("Operators in place of the plan, one a line (from --suggest).")
     ] = None,
-    round_: Annotated[int, Option("Of the plan, 1 to 4: each holds other operators.", "round")] = 1,
+    round_: Annotated[
+        int, Option("Round of the plan, 1 to 4: each has other operators.", "round")
+    ] = 1,
     few: Few = 0,
     after: Annotated[int, Option("Skip this many operators measured elsewhere.")] = 0,
 ) -> VerbResult:
@@ -78,7 +82,7 @@ def kernels(
 def models(
     out: Out,
     budget: Budget = "420s",
-    steps: Annotated[str, Option("Commas between: models, profile.")] = "models,profile",
+    steps: Annotated[str, Option("Steps to run, with commas: models, profile.")] = "models,profile",
     only: Annotated[str, Option("One model of the plan.")] = "",
     tier: Annotated[int, Option("One tier of the plan: what no other card has.")] = 0,
     few: Few = 0,
@@ -123,12 +127,18 @@ def engine(
     traffic_seconds: Annotated[
         str, Option("Arrivals of one serving run, such as 12 or 1min.")
     ] = "12",
-    done: Annotated[Path | None, Option("Folder of an earlier call: not measured again.")] = None,
+    done: Annotated[
+        Path | None, Option("Folder of an earlier call, whose rows are not measured again.")
+    ] = None,
     own: Annotated[Path | None, Option("Folder with a config.json in place of the plan.")] = None,
     quantization: Annotated[str, Option("With --own: fp8, for example.")] = "",
     kv_dtype: Annotated[str, Option("With --own: fp8, for example.")] = "auto",
-    smoke: Annotated[bool, Option("A tiny model and a few rows: does everything work?")] = False,
-    together: Annotated[int, Option("Engines that start at once; measured one by one.")] = 1,
+    smoke: Annotated[
+        bool, Option("Run a tiny model and a few rows, to see whether everything works.")
+    ] = False,
+    together: Annotated[
+        int, Option("Number of engines that start at once; they are measured one by one.")
+    ] = 1,
     cache_gib: Annotated[float, Option("Cache of each engine with --together.")] = 16.0,
     listed: Annotated[bool, Option("Name the planned models and the split.", "list")] = False,
 ) -> VerbResult:

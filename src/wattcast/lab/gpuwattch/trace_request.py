@@ -37,12 +37,14 @@ class TraceRequest:
     ] = None  # None: built bottom-up from the architecture
     out: Annotated[Path, Option("Folder for the results.")] = Path("power")
     compat: Annotated[
-        SimulatorDialect | None, Option("gpuwattch|accelwattch: with the original's quirks.")
+        SimulatorDialect | None,
+        Option("Compute as the original does, with its quirks: gpuwattch|accelwattch."),
     ] = None
     simulator_config: Annotated[
         Path | None,
         Option(
-            "gpgpusim.config, if not beside the XML.", panel="The simulated run, where no file says"
+            "The file gpgpusim.config, if it is not beside the XML.",
+            panel="The simulated run, where no file says",
         ),
     ] = None
     kernels: Annotated[
@@ -56,12 +58,15 @@ class TraceRequest:
         tuple[Path, ...], Option("YAML with further components.", panel="The chip")
     ] = ()
     dvfs: Annotated[
-        Path | None, Option("CSV sample,clock,voltage, from there on.", panel="The chip")
+        Path | None,
+        Option("CSV with sample,clock,voltage, which hold from that sample on.", panel="The chip"),
     ] = None
     leakage: Annotated[
         Path | None, Option("McPAT's area and leakage listing.", panel="The chip")
     ] = None
-    gate_idle_sms: Annotated[bool, Option("Idle SMs do not leak.", panel="The chip")] = False
+    gate_idle_sms: Annotated[bool, Option("Count no leakage of idle SMs.", panel="The chip")] = (
+        False
+    )
     threads_per_warp: Annotated[
         float | None,
         Option("Active threads of a warp.", panel="The simulated run, where no file says"),
@@ -83,9 +88,16 @@ class TraceRequest:
             panel="The simulated run, where no file says",
         ),
     ] = None
-    steady: Annotated[str | None, Option("Steady states: watts:samples, as 8:4.")] = None
+    steady: Annotated[
+        str | None, Option("What counts as a steady state: watts:samples, such as 8:4.")
+    ] = None
     compress: Annotated[
-        bool | None, Option("Default: as the trace is.", "gzip/plain", panel="Files")
+        bool | None,
+        Option(
+            "Compress the results; default: if the trace is compressed.",
+            "gzip/plain",
+            panel="Files",
+        ),
     ] = None
     parquet: Annotated[bool, Option("Write every sample to samples.parquet.", panel="Files")] = True
     figure: Annotated[bool, Option("Draw components.png.", panel="Files")] = True

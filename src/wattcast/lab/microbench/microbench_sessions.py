@@ -83,7 +83,7 @@ MOVED_FRAMES = 8  # in one unit of the moving workloads
 Rows = Annotated[
     Path | None, Option("Folder for rows, saved as they come; a re-run continues there.")
 ]
-Repeats = Annotated[int, Option("Rounds; 2 measures everything a second time.")]
+Repeats = Annotated[int, Option("Number of rounds; 2 measures everything a second time.")]
 Before = Annotated[Path | None, Option("Folder with rows measured before, to go on from.", "from")]
 Quick = Annotated[bool, Option("Shorter windows: a smoke test.")]
 Child = Annotated[bool, Option("The process that uses the device.", hidden=True)]

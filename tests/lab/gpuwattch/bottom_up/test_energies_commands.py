@@ -93,7 +93,7 @@ def test_a_change_and_a_table(verb, chip: Path, tmp_path: Path) -> None:
         (("h200", "--energies", "--change", "cores=2"), "part to change"),
         (("h200", "--energies", "--voltage", "12V"), "voltage"),
         (("quadro-fx-5600", "--energies"), "node inside the table"),
-        (("h200", "--feature-size", "28nm"), "--energies beside them"),
+        (("h200", "--feature-size", "28nm"), "--energies as well"),
     ],
 )
 def test_refusals(verb, argv: tuple[str, ...], said: str) -> None:
