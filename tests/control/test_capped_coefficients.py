@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from wattcast.control.capped_search import _Estimate, _weigh_tries
+from wattcast.control.capped_search import CappedSearch, _Estimate, _weigh_tries
 
 DEVIATION = 0.3  # of the logarithm of the score
 
@@ -46,3 +48,12 @@ def test_a_try_pays_for_itself_in_forty_runs_and_ten_times_those_that_were_made(
 ) -> None:
     """A gain at 1.5 deviations takes 35 later runs to pay for the try, one at 2.1 takes 130."""
     assert is_tried(sigmas, runs=runs) is expected
+
+
+def test_half_of_both_clocks_doubles_the_time_of_a_program_that_nothing_is_known_of() -> None:
+    """Whatever it does, all of it becomes half as fast."""
+    search = SimpleNamespace(
+        _logs=np.log([[0.5, 0.5]]), _shares=np.ones(2), _compute=np.array([True, False])
+    )
+    log_time = CappedSearch._expect_time_mean(cast(Any, search), None)
+    assert math.exp(log_time[0]) == pytest.approx(2.0, rel=0.05)

@@ -39,6 +39,7 @@ class CappedSearchCoefficients(Coefficients):
     top_power_spread: float  # of its logarithm
     time_remainder: float  # deviation of log time from a quadratic
     power_remainder: float  # deviation of log power from a quadratic
+    unknown_sensitivity: float  # of time to compute and to memory, of a program nothing is known of
     remainder_reach: float  # log ratio of a knob over which a remainder changes
     time_misfit: float  # deviation of log time that no smooth curve follows
     power_misfit: float  # likewise, of log power
@@ -139,8 +140,8 @@ class CappedSearch:
 
         Compute time C and memory time M overlap as (C^q + M^q)^(1/q); this is the quadratic part
         of its expansion about the highest settings."""
-        compute = 0.5
-        memory = 0.5
+        compute = CAPPED.unknown_sensitivity
+        memory = CAPPED.unknown_sensitivity
         if beliefs is not None and beliefs.compute is not None and beliefs.bandwidth is not None:
             compute = beliefs.compute
             memory = beliefs.bandwidth
@@ -340,7 +341,7 @@ def _chance_below(limit: float, estimate: _Estimate) -> Array:
     if math.isinf(limit):
         return np.ones_like(estimate.mean)
     sigmas = (limit - estimate.mean) / estimate.deviation
-    return np.asarray(0.5 + 0.5 * np.tanh(0.5 * _LOGISTIC * sigmas))
+    return np.asarray((1.0 + np.tanh(0.5 * _LOGISTIC * sigmas)) / 2.0)
 
 
 def _weigh_tries(

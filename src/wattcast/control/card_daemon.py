@@ -72,6 +72,9 @@ LOST_S = 3.0  # a parent or child that is silent for this long is lost
 RETRY_S = 2.0  # between attempts to give a card back that did not take it
 CONFIRM_S = 60.0  # a card that was idle all this time after it was given back is let go
 ANSWER_S = 12.0  # a set of three knobs, each with a driver's deadline, is not waited for longer
+ROUNDED = 1.001  # by which a value may pass the ends of a range
+RESTART_S = 0.2  # before a serving process that ended is started again; doubled for each failure
+LONGEST_RESTART_S = 10.0
 ACCEPT_PAUSE_S = 0.2  # after a connection could not be accepted
 LONGEST_LINE = 4096
 MOST_CLIENTS = 64  # that hold no card; those that hold one are never shut out
@@ -570,7 +573,7 @@ def _check_range(
     unit: str,
 ) -> None:
     lowest, highest = allowed
-    if value is None or lowest * 0.999 <= value <= highest * 1.001:
+    if value is None or lowest / ROUNDED <= value <= highest * ROUNDED:
         return
     end = f"{units.show(lowest, unit)} as the lowest"
     if value > highest:
@@ -842,7 +845,7 @@ def run_supervised(
             ):  # not even started: another daemon has the card
                 return code
             say(f"the serving process ended ({code}); starting another one")
-        pause_s = min(0.2 * 2**failures, 10.0) if failures else 0.0
+        pause_s = min(RESTART_S * 2**failures, LONGEST_RESTART_S) if failures else 0.0
         end_s = time.monotonic() + pause_s
         while time.monotonic() < end_s and not ending:
             _notify_systemd(b"WATCHDOG=1")

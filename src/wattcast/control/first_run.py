@@ -37,7 +37,8 @@ from wattcast.measure.device_control import NvmlCard
 
 LOOK_READINGS = 5
 LOOK_PAUSE_S = 1.0
-LEAST_S = 4 * REHEARSAL.least_block_s
+BLOCKS = 4  # as before and locked, each twice, at least
+LEAST_S = BLOCKS * REHEARSAL.least_block_s
 LONGEST_S = 600.0
 NEEDED = {
     "power_w": "power",
@@ -166,7 +167,7 @@ def plan_first_run(
     below = np.asarray(levels_hz[:-1])
     lock_hz = float(below[np.argmin(abs(below - wanted_hz))])
     return FirstRunPlan(
-        lock_hz, seconds, min(REHEARSAL.block_s, max(seconds / 4, REHEARSAL.least_block_s))
+        lock_hz, seconds, min(REHEARSAL.block_s, max(seconds / BLOCKS, REHEARSAL.least_block_s))
     )
 
 

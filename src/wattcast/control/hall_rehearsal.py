@@ -53,6 +53,9 @@ BURST_S = round(REHEARSAL.burst_s)
 CARD_RAMP_W_PER_S = SitePlan.ramp_w_per_s
 ALLOWED_S = REHEARSAL.allowed_s
 
+_MINUTE_S = 60
+_NAMED_RACKS = 3  # of an event, before the others are counted
+
 
 @dataclass(frozen=True)
 class RackSupply:
@@ -439,10 +442,10 @@ def describe_rehearsal(rehearsal: HallRehearsal) -> str:
         f"{units.show(float(rehearsal.drawn_w.max()), 'W', 4)}"
     ]
     for event in rehearsal.events:
-        minutes, seconds = divmod(int(event.begin_s), 60)
+        minutes, seconds = divmod(int(event.begin_s), _MINUTE_S)
         moment = f"{minutes // 60:02d}:{minutes % 60:02d}:{seconds:02d}"
         racks = "all racks" if len(event.racks) == rehearsal.racks else ", ".join(event.racks[:3])
-        more = len(event.racks) - 3
+        more = len(event.racks) - _NAMED_RACKS
         if racks != "all racks" and more > 0:
             racks += f" and {more} more"
         lines.append(f"{moment} {event.name}, {event.duration_s} s, {racks}")

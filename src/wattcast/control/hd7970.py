@@ -209,8 +209,8 @@ def simulate_counters(
         "MemUnitBusy": 100.0 * memory,
         "MemUnitStalled": 100.0 * np.minimum(stalled, 1.0),
         "WriteUnitStalled": work["write_stall"][:, np.newaxis] * ones,
-        "NormVGPR": work["vgpr"][:, np.newaxis] / 256.0 * ones,
-        "NormSGPR": work["sgpr"][:, np.newaxis] / 102.0 * ones,
+        "NormVGPR": work["vgpr"][:, np.newaxis] / MOST_VGPR * ones,
+        "NormSGPR": work["sgpr"][:, np.newaxis] / MOST_SGPR * ones,
         "icActivity": np.minimum(byte_per_s / at["bus_byte_per_s"], 1.0),
     }
 
@@ -348,6 +348,7 @@ def _phase_demand(
     return demand
 
 
+MOST_VGPR, MOST_SGPR = 256.0, 102.0  # registers of a wavefront of GCN
 PERCENT = 100.0  # the largest value of a counter of shares of the time
 RANGES = {
     "occupancy": (0.1, 1.0),

@@ -19,6 +19,13 @@ from wattcast.control.live_plant import LIVE
 from wattcast.control.plants import Observation, Settings
 from wattcast.control.run_memory import log_time_per_work
 
+TWO_SIDED_Z = 1.959964  # 97.5 % quantile of the normal distribution
+# Factors of powers of z, and the divisor, of each term of Student's t.
+STUDENT_SERIES: tuple[tuple[dict[int, int], int], ...] = (
+    ({3: 1, 1: 1}, 4),
+    ({5: 5, 3: 16, 1: 3}, 96),
+    ({7: 3, 5: 19, 3: 17, 1: -15}, 384),
+)
 LARGEST_LOG = 700.0  # whose exponential a float can hold
 
 
@@ -157,7 +164,7 @@ def estimate_change(differences: Sequence[float]) -> SavingsInterval:
     return SavingsInterval(math.expm1(mean), math.expm1(mean - half), high, pairs)
 
 
-def student_t(freedom: int, z: float = 1.959964) -> float:
+def student_t(freedom: int, z: float = TWO_SIDED_Z) -> float:
     """Return a quantile of Student's t, 97.5 % by default, from the normal one z (Abramowitz and
     Stegun 26.7.5).
 
@@ -168,7 +175,8 @@ def student_t(freedom: int, z: float = 1.959964) -> float:
     2.26
     """
     v = max(freedom, 1)
-    first = (z**3 + z) / 4
-    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
-    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    return z + first / v + second / v**2 + third / v**3
+    t = z
+    for power, (terms, divisor) in enumerate(STUDENT_SERIES, start=1):
+        numerator = sum(factor * z**exponent for exponent, factor in terms.items())
+        t += numerator / divisor / v**power
+    return t

@@ -31,6 +31,8 @@ from wattcast.core.strict_files import (
     read_number,
 )
 
+PERCENT = 100.0  # the largest intensity that counters state
+
 
 class SensitivityCoefficients(Coefficients):
     """How sensitivities to clocks are binned and fitted."""
@@ -114,7 +116,7 @@ class SensitivityModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             and "MemUnitBusy" in counters
         ):
             active = counters["VALUBusy"] * counters.get("VALUUtilization", 100.0) / 100.0
-            intensity = min(100.0 * active / max(counters["MemUnitBusy"], 1e-9), 100.0)
+            intensity = min(100.0 * active / max(counters["MemUnitBusy"], 1e-9), PERCENT)
             counters = {**counters, INTENSITY_COUNTER: intensity}
         try:
             return self.compute.predict(counters), self.bandwidth.predict(counters)
@@ -178,7 +180,7 @@ def compute_to_memory_percent(
     50.0
     """
     active = valu_busy * valu_utilisation / 100.0
-    return np.asarray(np.minimum(100.0 * active / np.maximum(memory_busy, 1e-9), 100.0))
+    return np.asarray(np.minimum(100.0 * active / np.maximum(memory_busy, 1e-9), PERCENT))
 
 
 def combine_knobs(by_knob: Mapping[str, Array]) -> dict[str, Array]:

@@ -196,6 +196,7 @@ def _find_histogram(
     raise bad_value("--metrics", form, "none")
 
 
+FIT_SUMS = ("weights", "x²", "xy", "y²", "x", "y")  # by which A and W are fitted
 FEW_AND_MANY = (4, 128)  # sequences in the steps that a forecast is taken from
 
 
@@ -320,7 +321,7 @@ class LatencyKeeper:
         self._care = 1.0  # share of the limits that is made use of
         self._steps: StepForecast | None = None
         self._lengths = np.ones(2)  # tokens of prompts and outputs that the forecast is for
-        self._sums = np.zeros(6)  # weights, x², xy, y², x and y, by which A and W are fitted
+        self._sums = np.zeros(len(FIT_SUMS))
         self._spent: dict[int, tuple[float, float]] = {}  # by level: load, joules per token
 
     def decide(
@@ -467,7 +468,7 @@ class LatencyKeeper:
             if change.max() <= KEEPER.new_lengths:
                 return self._steps
         self._lengths = lengths
-        self._sums = np.zeros(6)
+        self._sums = np.zeros(len(FIT_SUMS))
         if self.forecast is not None:
             self._steps = self.forecast(prompt, output)
         else:

@@ -40,6 +40,7 @@ from wattcast.serving.step_costs import StepCosts
 from wattcast.serving.step_tabulation import StepRange, tabulate_step_costs
 from wattcast.workload.model_options import ModelOptions, SoftwareStack
 
+LONGEST_CONTEXT = 16384  # tokens that step costs are tabulated for
 LEVEL_SHARES = tuple(np.linspace(0.36, 1.0, 17).tolist())  # of the top clock
 # Buckets of vLLM's histograms, seconds (vllm/v1/metrics); latencies beyond the last are of no use
 # here
@@ -231,7 +232,7 @@ def rehearse_load(
 def build_clock_levels(
     model: str,
     gpu: Gpu,
-    longest_context: int = 16384,
+    longest_context: int = LONGEST_CONTEXT,
     tensor_parallel: int = 1,
 ) -> list[StepCosts]:
     """Return the step costs of a model at 17 core clocks of a GPU, or of several that share it,

@@ -28,6 +28,9 @@ from wattcast.control.sensitivity_model import SENSITIVITIES
 STEP = "fine"
 CAPPED_STEP = "cap"
 
+# Half of the way to a setting that breaks a bound, a third of it to another.
+_TO_WALL, _TO_OTHER = 2, 3
+
 
 class SearchMove(NamedTuple):
     """Hold the settings of the next run; ``settled`` when nothing is left to try."""
@@ -293,9 +296,9 @@ def _step_between(
     # Half of the way to a setting that breaks a bound, a third of it to another.
     promise = -2.0 * problem.tuning.worth
     if room_below > down:
-        part = room_below // (2 if is_wall_below else 3)
+        part = room_below // (_TO_WALL if is_wall_below else _TO_OTHER)
         return FineStep(promise, which, here - max(down, part), False)
-    part = room_above // (2 if is_wall_above else 3)
+    part = room_above // (_TO_WALL if is_wall_above else _TO_OTHER)
     return FineStep(promise, which, here + max(up, part), False)
 
 

@@ -48,6 +48,7 @@ LEAST_FREE = 0.05  # share of a second that is left by prompts, however many the
 PROMPT_KNOTS = 24  # lengths at which the work of a prompt is computed
 SHORTEST_PROMPT = 16  # tokens, of which the longest prompt is twice as many at least
 # Shares of the limits that the oracle's schedule may take; the most frugal that keeps counts.
+FINE_J, LATE_J = 1e4, 1e3  # for a second that is late by its limit, and for any that is late
 ORACLE_GOALS = (0.5, 0.8, 1.1)
 MINUTE_S = 60.0
 
@@ -241,7 +242,7 @@ class TrafficOracle:
         late = late + np.maximum(
             (prompt_s + step_s) / (self._goal * self._limits.ttft_s) - 1.0, 0.0
         )
-        fine_j = 1e4 * late + 1e3 * (late > 0)
+        fine_j = FINE_J * late + LATE_J * (late > 0)
         return energy_j + fine_j, rest
 
 

@@ -41,6 +41,7 @@ from wattcast.predictor.timeline import MEMORY_KNEE
 if TYPE_CHECKING:
     from rich.console import Console
 
+_NO_LIMIT_W = 1e6
 CLOCK_SLACK = 1e-4  # by which a level may lie above the clock that the card reports
 LABEL = "an estimate from readings; nothing was set"
 # Quantities shown of a card: name and unit, % for shares.
@@ -165,7 +166,7 @@ def follow_clock(
     named_hz = np.clip(clocks_hz, lowest_hz, highest_hz)
     shared: dict[str, Any] = {
         "clock": named_hz,
-        "power_limit": 1e6,
+        "power_limit": _NO_LIMIT_W,
         "force": True,
     }
     decode_s = np.asarray(api.predict("llama3-8b", gpu, **_DECODE, **shared).latency_s)

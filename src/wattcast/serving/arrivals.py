@@ -28,6 +28,13 @@ from wattcast.core.strict_files import read_bytes
 Counts = npt.NDArray[np.int64]
 NO_PREFIX = -1
 MOST_TOKENS = 1 << 24
+USUAL_SIGMA = 0.8  # of a lognormal distribution that names none
+_USUAL_PEAK = 1.5  # of a day over its mean, where nobody says another
+_LONGEST_S = 1e9
+_GRID = 64  # points of a period, between which its arrivals are interpolated
+_EVEN_VARIANCE = 12.0  # a square of a length over the variance of places drawn evenly on it
+# Arrivals that are drawn at once for a time: no Poisson process passes eight deviations.
+_SURE_DEVIATIONS, _SURE_MORE = 8, 16
 MOST_REQUESTS = 20_000_000
 LONGEST_TRACE_S = 1e8  # three years; the longest public trace is one of 213 days
 ARRIVAL_PROCESSES = ("poisson", "gamma", "fixed", "diurnal")
@@ -82,7 +89,7 @@ class Trace:
         weight = self.output_tokens
         middle = float(np.average(mean, weights=weight))
         # within a request, contexts are spread evenly over the tokens that it generates
-        variances = (mean - middle) ** 2 + self.output_tokens**2 / 12.0
+        variances = (mean - middle) ** 2 + self.output_tokens**2 / _EVEN_VARIANCE
         return math.sqrt(float(np.average(variances, weights=weight))) / middle
 
     def select(self, chosen: Mask) -> Trace:
@@ -214,7 +221,7 @@ def draw_trace(
     """
     if not (np.isfinite(rate_per_s) and rate_per_s > 0):
         raise bad_value("rate", "requests per second above zero", rate_per_s)
-    if requests is None and not 0 < seconds < 1e9:
+    if requests is None and not 0 < seconds < _LONGEST_S:
         raise bad_value("seconds", "a time above zero", seconds)
     if requests is None:
         arrival_s, random = _draw_for_a_time(arrivals, rate_per_s, seconds, seed)
@@ -239,7 +246,9 @@ def _draw_for_a_time(
 ) -> tuple[Array, np.random.Generator]:
     """Draw the arrivals of some seconds, and return the generator as they leave it."""
     expected = rate_per_s * seconds
-    count = int(expected + 8 * expected**0.5 + 16)  # eight standard deviations more than the mean
+    count = int(
+        expected + _SURE_DEVIATIONS * expected**0.5 + _SURE_MORE
+    )  # eight standard deviations more than the mean
     _check_count(count)
     while True:
         random = np.random.default_rng(seed)
@@ -270,7 +279,7 @@ def draw_arrivals(
         return np.cumsum(random.gamma(shape, 1.0 / (shape * rate), count))
     if process == "diurnal":
         period_s = units.parse(values.get("period", "24h"), "s", f"{where}: period")
-        peak, _ = _parse_numbers({**values, "period": "1"}, where, peak=1.5, period=1.0)
+        peak, _ = _parse_numbers({**values, "period": "1"}, where, peak=_USUAL_PEAK, period=1.0)
         if not 1.0 <= peak <= 2.0 or period_s <= 0:
             expected = "a peak from 1 to 2 times the mean and a period above zero"
             raise bad_value(where, expected, spec)
@@ -302,7 +311,7 @@ def _draw_diurnal(
     unit = np.cumsum(random.standard_exponential(count))
     omega = 2 * np.pi / period_s
     last_s = unit[-1] / rate + period_s
-    grid_s = np.linspace(0.0, last_s, max(int(64 * last_s / period_s), 64) + 1)
+    grid_s = np.linspace(0.0, last_s, max(int(_GRID * last_s / period_s), _GRID) + 1)
     arrived = rate * (grid_s - (peak - 1.0) / omega * np.sin(omega * grid_s))
     return np.interp(unit, arrived, grid_s)
 
@@ -324,7 +333,7 @@ def draw_lengths(
     if name == "lognormal":
         usual = {
             "median": None,
-            "sigma": 0.8,
+            "sigma": USUAL_SIGMA,
             "least": 1.0,
             "most": MOST_TOKENS - 1.0,
         }
@@ -355,7 +364,7 @@ def draw_times(
     if name == "lognormal":
         (median_s,) = _parse_times(values, where, "median")
         other_values = {key: value for key, value in values.items() if key != "median"}
-        (sigma,) = _parse_numbers(other_values, where, sigma=0.8)
+        (sigma,) = _parse_numbers(other_values, where, sigma=USUAL_SIGMA)
         return np.asarray(median_s * np.exp(sigma * random.standard_normal(count)))
     with contextlib.suppress(ValueError):
         spec = float(text)

@@ -26,6 +26,7 @@ from wattcast.serving.service_demand import ServiceDemand
 from wattcast.serving.step_costs import StepCosts
 from wattcast.serving.step_tabulation import StepRange, tabulate_step_costs
 
+_PARTS = (4, 2, 1)  # of a full batch, whose time per token is compared
 _ROUNDS = 4  # in which batch and rate come close to each other
 # Weights of time against power, of which each gives a bound, ``(weight, part, clock)``.
 _TIME_WEIGHTS = np.linspace(0.0, 1.0, 9)[:, np.newaxis, np.newaxis]
@@ -243,7 +244,7 @@ def _bound_decode_steps(
     """
     prompt, output = demand.mean_lengths
     context = prompt + output / 2.0
-    sizes = sorted({1, max(full // 4, 1), max(full // 2, 1), full})
+    sizes = sorted({1, *(max(full // part, 1) for part in _PARTS)})
     per_token = np.min([costs.decode_cost(n, n, context) / n for n in sizes], axis=0)
     return np.asarray(max(output - 1.0 - mixed_steps * full, 0.0) * per_token)
 

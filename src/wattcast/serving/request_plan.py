@@ -18,6 +18,8 @@ from wattcast.serving.engines.vllm_scheduler import VllmScheduler
 from wattcast.serving.prefix_cache import SharedPath, Stretch
 from wattcast.workload.engine_schedule import STEP_TOKENS
 
+MOST_DRAFTED = 64  # tokens of a step
+
 
 @dataclass(frozen=True)
 class EngineSettings:
@@ -37,7 +39,7 @@ class EngineSettings:
         ranges = {
             "max_batched_tokens": (1, 1 << 20),
             "max_seqs": (1, 1 << 20),
-            "speculative_tokens": (0, 64),
+            "speculative_tokens": (0, MOST_DRAFTED),
             "prefix_hit_rate": (0, 1),
             "acceptance_rate": (0, 1),
         }

@@ -39,6 +39,8 @@ from wattcast.serving.prefix_cache import SharedPath
 MOST_TURNS = 10_000
 _LEAST_SESSIONS = 1000  # that a closed loop draws where a time is asked for
 _SESSIONS_PER_CLIENT = 32
+# Sessions that are drawn at once for a time: no Poisson process passes eight deviations.
+_SURE_DEVIATIONS, _SURE_MORE = 8, 16
 _SHARED_TEXT = "shared text"  # the stretch of the cache before all conversations
 
 
@@ -237,7 +239,7 @@ def _count_sessions(traffic: Traffic) -> int:
         count = traffic.requests
     elif traffic.rate_per_s is not None:
         expected = traffic.rate_per_s * traffic.seconds
-        count = int(expected + 8 * expected**0.5 + 16)
+        count = int(expected + _SURE_DEVIATIONS * expected**0.5 + _SURE_MORE)
     else:
         count = max(_LEAST_SESSIONS, _SESSIONS_PER_CLIENT * (traffic.concurrency or 1))
     if not 0 < count <= MOST_REQUESTS:

@@ -108,6 +108,8 @@ WHOLE_TIME = (
     "runs at the top clock until the governor reacts"
 )
 
+_MORE_SESSIONS = 4  # times those that were drawn, where clients used them up
+
 
 @overload
 def simulate(
@@ -550,7 +552,7 @@ def _serve_sessions(
         deployment.router,
     )
     while served.is_exhausted and sessions.redraw is not None:
-        sessions = sessions.redraw(4 * len(sessions.first_requests))
+        sessions = sessions.redraw(_MORE_SESSIONS * len(sessions.first_requests))
         served = serve_sessions(
             sessions,
             costs,

@@ -46,6 +46,11 @@ ReportProgress = Callable[[str], None]
 LIMIT_SHARES = (0.85, 0.7, 0.6, 0.5)  # of a card's power limit
 CLOCK_SHARES = (0.85, 0.7, 0.6, 0.5)  # of a card's top clock
 DRAINED_SHARES = (0.125, 0.25, 0.375, 0.5, 0.75)  # of the replicas
+USUAL_SLOWDOWN = 0.5  # of p99 latencies, that an event may cost where nobody says another
+USUAL_EVENT_S = 1800.0
+_SEED = 7
+_MOST_IN_FLIGHT = 0.02  # share of the requests that count as served though a run ends before
+_LEAST_PER_S = 1e-3  # of a group at night
 _REQUESTS = 2000  # that are simulated at each depth
 _LEAST_S = 300.0
 _WARM_UP_S = 60.0
@@ -159,14 +164,14 @@ def plan_demand_response(
     begin_s: float,
     span_s: float | None,
     progress: ReportProgress,
-    slowdown: float = 0.5,
+    slowdown: float = USUAL_SLOWDOWN,
 ) -> DemandResponse:
     """Return what every policy sheds and costs, and the best plan for ``asked_w``.
 
     The plan has policies whose p99 latencies are at most a share ``slowdown`` above the usual ones.
     """
     left_s = plan.hours * 3600.0 - begin_s
-    event_s = min(1800.0, left_s) if span_s is None else span_s
+    event_s = min(USUAL_EVENT_S, left_s) if span_s is None else span_s
     if not 0 < event_s <= left_s:
         expected = f"a time up to the end of the hall's {plan.hours:g} hours"
         raise bad_value("--span", expected, units.show(event_s, "s"))
@@ -320,7 +325,7 @@ def _serve(
         output=load.output,
         tp=load.tp,
         seconds=seconds,
-        seed=7,
+        seed=_SEED,
         **{**load.options, **settings},
     )
     run = result.runs[0]
@@ -330,7 +335,9 @@ def _serve(
     idle_s = float(spans_s[inside & (columns["steps"] == 0)].sum())
     length_s = float(spans_s[inside].sum())
     served = float((run.last_token_s <= seconds).sum())
-    in_flight = min(rate_per_s * float(np.nanmean(result.latency_s)), 0.02 * len(result.trace))
+    in_flight = min(
+        rate_per_s * float(np.nanmean(result.latency_s)), _MOST_IN_FLIGHT * len(result.trace)
+    )
     return _Served(
         card_w=float(columns["energy_j"][inside].sum()) / length_s,
         working=1.0 - idle_s / length_s,
@@ -349,7 +356,7 @@ def _serving_points(
     """Return the policies of a serving group with the traffic of the event."""
     group = work.group
     rate_per_s = float(rate_at(load, np.array([begin_s + 0.5 * event_s]))[0])
-    rate_per_s = max(rate_per_s, 1e-3)
+    rate_per_s = max(rate_per_s, _LEAST_PER_S)
     replicas_per_node = group.system.gpu_count // load.tp
     replicas = group.racks * group.nodes_per_rack * replicas_per_node
     busy_share = replicas_per_node * load.tp / group.system.gpu_count

@@ -17,6 +17,7 @@ from wattcast.timeseries.hall_statistics import load_duration_w
 
 MOST_POINTS = 1440  # of a drawn series; each is the mean of what falls on it
 _LONGEST_IN_SECONDS = 7200.0  # a longer span has hours on its axis
+FEWEST_BINS = 60  # of the second panel
 ZOOM_SHARE = 60  # the second panel of a zoom shows so small a part of the span
 
 
@@ -148,7 +149,7 @@ def _draw_limit(axes: Axes, hall: CombinedHall) -> None:
 def _around_peak(hall: CombinedHall) -> tuple[int, int]:
     """Return the bins around the highest power, a small part of all."""
     bins = hall.work.bins
-    width = max(min(bins, max(bins // ZOOM_SHARE, 60)), 2)
+    width = max(min(bins, max(bins // ZOOM_SHARE, FEWEST_BINS)), 2)
     middle = int(hall.power_w.argmax())
     first = min(max(middle - width // 2, 0), bins - width)
     return first, first + width

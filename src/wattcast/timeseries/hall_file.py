@@ -29,6 +29,7 @@ from wattcast.timeseries.node_power import NODE, check_inlet
 
 MAX_HALL_FILE_BYTE = 1 << 20
 MOST_RACKS = 100_000
+MOST_IN_A_ROW = 1000  # nodes of a rack, and racks of a row
 MOST_GPUS = 2_000_000
 DAY_HOURS = 24.0
 LEVELS = ("rack", "row", "hall")
@@ -287,7 +288,11 @@ def _read_group(
     if len(loads) != 1:
         raise bad_value(place, "one of serve, train and idle", len(loads) or "none")
     system = find_system(file.system, folder)
-    for key, most in (("racks", MOST_RACKS), ("nodes_per_rack", 1000), ("racks_per_row", 1000)):
+    for key, most in (
+        ("racks", MOST_RACKS),
+        ("nodes_per_rack", MOST_IN_A_ROW),
+        ("racks_per_row", MOST_IN_A_ROW),
+    ):
         count = getattr(file, key)
         if not 1 <= count <= most:
             raise bad_value(f"{place}: {key}", f"a whole number, 1 to {most}", count)

@@ -36,6 +36,7 @@ from wattcast.timeseries.load_library import (
 )
 from wattcast.timeseries.node_power import NodeCurve
 
+NODE_OVER_CARDS = 2.5  # highest power of a node over that of its cards, which none comes near
 HISTOGRAM_BINS = 4096
 DAY_S = 86400
 _JOB_KEY = 1_000_003  # keeps the draws of jobs apart from those of replicas
@@ -142,7 +143,7 @@ class HallWork:
     def most_node_w(self) -> float:
         """Upper end of the histogram of nodes."""
         counts = [work.group.system.gpu_count for work in self.groups]
-        return 2.5 * max(counts) * self.most_card_w
+        return NODE_OVER_CARDS * max(counts) * self.most_card_w
 
     def compute_part(self, index: int) -> PartSeries:
         """Compute row ``index``."""

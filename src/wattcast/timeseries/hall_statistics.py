@@ -11,6 +11,8 @@ import numpy as np
 
 from wattcast.core.arrays import Array
 
+_MINUTE_S = 60.0
+_MOST_POINTS = 100_000
 PERCENTS = (50.0, 95.0, 99.0, 99.9)
 WINDOWS_S = (1.0, 60.0, 900.0)
 DURATION_POINTS = 201
@@ -61,7 +63,7 @@ def describe_level(series_j: Sequence[Array], bin_s: float) -> LevelFigures:
     return LevelFigures(
         mean_w=sum(math.fsum(j.tolist()) for j in series_j) / (seconds * len(series_j)),
         peaks_w=peaks_w,
-        ramp_w_per_min=max(_largest_change(j, bin_s, 60.0) for j in series_j),
+        ramp_w_per_min=max(_largest_change(j, bin_s, _MINUTE_S) for j in series_j),
         step_w=max(_largest_change(j, bin_s, 1.0) for j in series_j),
     )
 
@@ -99,7 +101,7 @@ def racks_that_fit(
     limit_w: float,
     racks: RackStatistics,
     chance: float,
-    most: int = 100_000,
+    most: int = _MOST_POINTS,
 ) -> int:
     """Return how many more racks a limit holds, so that it is passed with this chance at most.
 

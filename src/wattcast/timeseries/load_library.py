@@ -26,6 +26,9 @@ from wattcast.timeseries.power_curve import state_code
 
 ReportProgress = Callable[[str], None]
 
+DAY_S = 86400.0
+_CLOSE_RATES = 0.01  # relative, up to which two rates are one
+
 
 class HallCoefficients(Coefficients):
     """How a hall is put together from simulated stretches."""
@@ -138,7 +141,7 @@ def choose_rates(
     [2.0]
     """
     least_per_s = max(least_per_s, most_per_s / 100.0)
-    if most_per_s - least_per_s < 0.01 * most_per_s:
+    if most_per_s - least_per_s < _CLOSE_RATES * most_per_s:
         return [most_per_s]
     rates: list[float] = np.linspace(least_per_s, most_per_s, count or HALL.rates).tolist()
     return rates
@@ -252,7 +255,7 @@ def rate_at(load: ServingLoad, times_s: Array) -> Array:
     part_s = 86400.0 / len(parts)
     middles_s = (np.arange(-1, len(parts) + 1) + 0.5) * part_s
     around = np.concatenate([parts[-1:], parts, parts[:1]])
-    inside_s = np.mod(times_s, 86400.0)
+    inside_s = np.mod(times_s, DAY_S)
     return np.asarray(load.rate_per_s * np.interp(inside_s, middles_s, around))
 
 

@@ -28,6 +28,7 @@ from wattcast.hardware.node_systems import (
 )
 
 PARTS = ("processors", "memory", "network", "drives", "boards", "fans", "supplies")
+MIDDLE_LEVEL = 0.5  # between the least and the most that published parts draw
 _TABLE_POINTS = 257  # of the curves that a series interpolates
 _MOST_OVER_LIMIT = 1.2  # of a card's limit, up to which the curves reach
 _LEAST_INLET_C = -20.0
@@ -61,7 +62,7 @@ def node_parts_w(
     gpu_w: Array,
     working_share: Array,
     inlet_c: float | None = None,
-    level: float = 0.5,
+    level: float = MIDDLE_LEVEL,
 ) -> dict[str, Array]:
     """Return the watts of each of ``PARTS``, without the GPUs.
 
@@ -81,7 +82,7 @@ def wall_power_w(
     gpu_w: Array,
     working_share: Array,
     inlet_c: float | None = None,
-    level: float = 0.5,
+    level: float = MIDDLE_LEVEL,
 ) -> Array:
     """Return the watts of a node at its plug."""
     parts = node_parts_w(
@@ -136,7 +137,7 @@ def _host_parts_w(
     }
 
 
-def full_heat_w(system: NodeSystem, level: float = 0.5) -> float:
+def full_heat_w(system: NodeSystem, level: float = MIDDLE_LEVEL) -> float:
     """Return the heat of a node whose GPUs draw their limit, without fans and supplies."""
     limit_w = float(np.max(load_gpu(system.gpus[0]).power.limit_w))
     parts = _host_parts_w(system, np.ones(()), level)
@@ -217,7 +218,7 @@ class NodeCurve:
 def tabulate_node(
     system: NodeSystem,
     inlet_c: float | None = None,
-    level: float = 0.5,
+    level: float = MIDDLE_LEVEL,
 ) -> NodeCurve:
     """Return the curve of a node, for series of many nodes."""
     limit_w = float(np.max(load_gpu(system.gpus[0]).power.limit_w))

@@ -33,6 +33,7 @@ from wattcast.workload.model_options import ModelOptions, count_positions
 
 # What is compared: all that engines and cards report as means.
 COMPARED = ("ttft_mean_s", "tpot_mean_s", "output_tokens_per_s", "power_w")
+DRAWN_LENGTHS = 500  # of which the longest says what is tabulated
 LONGER = 4  # times the planned lengths that the step costs are tabulated for
 MOST_REQUESTS = 2000  # of a simulated run
 LEAST_REQUESTS = 200
@@ -95,7 +96,7 @@ class PromisedReplica:
         """Step costs at the planned clock and power limit."""
         replica = self.expected.replica
         spec = find_language_model(replica.model)
-        trace = self._draw(1.0, 1.0, 500, 1)
+        trace = self._draw(1.0, 1.0, DRAWN_LENGTHS, 1)
         longest = LONGER * int((trace.prompt_tokens + trace.output_tokens).max())
         most = count_positions(spec)
         steps = StepRange(

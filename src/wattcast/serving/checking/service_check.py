@@ -49,6 +49,11 @@ WORDS = {
     "power_w": "the mean power of a replica",
 }
 SEEDS = 8
+# Factors of powers of z, and the divisor, of each term of Student's t.
+_STUDENT_SERIES: tuple[tuple[dict[int, float], float], ...] = (
+    ({3: 1.0, 1: 1.0}, 4.0),
+    ({5: 5.0, 3: 16.0, 1: 3.0}, 96.0),
+)
 _NINE_IN_TEN = 1.645
 _SAMPLING = 3.0  # standard deviations of a mean length that chance may move it
 _NOTABLE_HITS = 0.05  # share of prompts found in a prefix cache that no plan counted on
@@ -298,9 +303,11 @@ def widen_for_few(deviations: float, freedom: int) -> float:
     2.36
     """
     z = deviations
-    first = (z**3 + z) / (4.0 * freedom)
-    second = (5.0 * z**5 + 16.0 * z**3 + 3.0 * z) / (96.0 * freedom**2)
-    return (z + first + second) / z
+    t = z
+    for power, (terms, divisor) in enumerate(_STUDENT_SERIES, start=1):
+        numerator = sum(factor * z**exponent for exponent, factor in terms.items())
+        t += numerator / (divisor * freedom**power)
+    return t / z
 
 
 def _find_spread(

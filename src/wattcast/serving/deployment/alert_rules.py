@@ -28,6 +28,8 @@ _SUBJECTS = {
 }
 _REQUESTS = f"sum by (instance) (rate(vllm:request_success_total[{WINDOW}]))"
 
+_BEYOND = 1.1  # of the highest load with expected figures, up to which these are compared
+
 
 def make_alert_rules(expected: ExpectedService, name: str) -> dict[str, Any]:
     """Return a rule file of Prometheus: latencies and watts outside of what is expected, and load
@@ -43,7 +45,7 @@ def _list_level_rules(expected: ExpectedService, name: str) -> Iterator[dict[str
     edges = [0.0]
     for below, above in itertools.pairwise(levels):
         edges.append((below.rate_per_s + above.rate_per_s) / 2.0)
-    edges.append(levels[-1].rate_per_s * 1.1)
+    edges.append(levels[-1].rate_per_s * _BEYOND)
     for level, low, high in zip(levels, edges, edges[1:], strict=False):
         load = f"{_REQUESTS} > {low:.6g} and on (instance) {_REQUESTS} <= {high:.6g}"
         for figure, (title, metric) in _LATENCIES.items():

@@ -20,6 +20,8 @@ from wattcast.serving.plan_options import PlanOption
 Manifest = dict[str, Any]
 DYNAMO_IMAGE = "nvcr.io/nvidia/ai-dynamo/vllm-runtime:VERSION"
 _GPU_RESOURCES = {"NVIDIA": "nvidia.com/gpu", "AMD": "amd.com/gpu"}
+_CALM_PROBE_S, _BUSY_PROBE_S = 10, 5  # between two probes
+_UNREADY_PROBES, _DEAD_PROBES = 3, 6  # that fail in a row
 _START_CHECKS = 180  # of ten seconds each: half an hour to load weights and capture graphs
 
 
@@ -58,9 +60,9 @@ def make_kubernetes_manifests(
         "env": [_make_token_variable()],
         "ports": [{"name": "http", "containerPort": PORT}],
         "resources": {"limits": {_gpu_resource(option): str(option.shared.gpu_count)}},
-        "startupProbe": _make_probe(10, _START_CHECKS),
-        "readinessProbe": _make_probe(5, 3),
-        "livenessProbe": _make_probe(10, 6),
+        "startupProbe": _make_probe(_CALM_PROBE_S, _START_CHECKS),
+        "readinessProbe": _make_probe(_BUSY_PROBE_S, _UNREADY_PROBES),
+        "livenessProbe": _make_probe(_CALM_PROBE_S, _DEAD_PROBES),
         "volumeMounts": [
             {"name": "shared-memory", "mountPath": "/dev/shm"},  # noqa: S108  (what NCCL uses)
             {"name": "models", "mountPath": "/root/.cache/huggingface"},
