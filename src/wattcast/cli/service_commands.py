@@ -31,7 +31,7 @@ def simulate(
     out: Annotated[Path | None, Option("Save every request and step (.parquet).")] = None,
     **options: Any,
 ) -> CommandOutput:
-    """Serve requests as vLLM would and say how long they take and what they draw.
+    """Say how long requests take in an engine under load, and what they draw.
 
     Example: wattcast simulate llama3-8b --gpu h200 --rate 8/s --seconds 60
     """
