@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from wattcast.options.training_options import (
     parse_count,
 )
 from wattcast.predictor.bundle import bundle_for
+from wattcast.training import step_time
 from wattcast.training.microbatch import list_matrices, measure_memory, trace_microbatch
 from wattcast.training.optimiser_work import optimiser_graph
 from wattcast.training.section_costs import cost_microbatches
@@ -626,3 +628,47 @@ def test_activations_wait_in_the_hosts_memory() -> None:
         c.strategy.recompute for c in train(MODEL, "h100-sxm", gpus=8, offload=True).candidates
     }
     assert asked - usual == {Recompute.OFFLOAD}
+
+
+def test_frameworks_of_before_2022_reduce_gradients_after_the_last_backward_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Megatron began to reduce gradients beside the backward pass in 2023: BigScience waited for
+    exchanges that were taken to hide behind a second of it.
+    """
+    monkeypatch.setattr(step_time, "_replica_exchange_s", lambda *_: 0.4)
+    stage: Any = SimpleNamespace(backward_s=np.array([1.0]))
+    work: Any = SimpleNamespace(sections=())
+    links = ClusterLinks(load_gpu("a100-sxm-80gb"))
+    newer = TrainingStrategy(dp=8, tp=8)
+    older = replace(newer, sequence_parallel=False)
+    alone = replace(older, tp=1)  # nothing tells a framework's time without tensor parallelism
+    waits_s = [
+        float(step_time._exposed_sync_s(stage, work, TrainingRecipe(), strategy, links))
+        for strategy in (newer, older, alone)
+    ]
+    assert waits_s[1] == pytest.approx(0.8)
+    assert waits_s[0] < 0.2
+    assert waits_s[2] == waits_s[0]
+
+
+def test_keys_are_exchanged_again_where_the_forward_pass_is_computed_again() -> None:
+    options: dict[str, Any] = {
+        "gpus": 8,
+        "tp": 1,
+        "cp": 8,
+        "micro_batch": 1,
+        "global_batch": 1,
+        "seq": 65536,
+        "loss_share": 0.0,
+        "force": True,
+        "sharding": "zero1",
+    }
+    links = step_time.ClusterLinks(load_gpu("a100-sxm-80gb"))
+    found = wattcast.train("llama3-8b", "a100-sxm-80gb", recompute="full", **options)
+    work = found.candidates[0].cost.work
+    layer = work.layers[0]
+    once = step_time._inner_exchange_s(layer, found.recipe, found.strategy, links, False)
+    again = step_time._inner_exchange_s(layer, found.recipe, found.strategy, links, True)
+    assert once[0] > 0.0
+    assert again[1] - once[1] == pytest.approx(once[0])

@@ -238,6 +238,9 @@ def _exposed_sync_s(
         scatters = strategy.sharding is Sharding.ZERO1
         sync_s = exchange("reduce_scatter", recipe.gradient_byte) if scatters else 0.0
         gather_s = exchange("all_gather", recipe.dtype.byte)
+    if strategy.tp > 1 and not strategy.sequence_parallel:
+        # frameworks of that time began both after the last backward pass
+        return np.asarray(sync_s + gather_s)
     slowed = _slowed_share(links.gpu)
     beside_s = stage.backward_s.max(axis=0)
     sync_exposed_s = overlapped_s(beside_s, sync_s, slowed) - beside_s
@@ -518,7 +521,7 @@ def _inner_exchange_s(
         key_byte = section.key_byte * strategy.cp
         ring_s = links.exchange_s("all_gather", key_byte, strategy.cp, strategy.tp)
         forward_s = forward_s + 0.5 * ring_s
-        backward_s = backward_s + ring_s
+        backward_s = backward_s + (1.5 if again else 1.0) * ring_s
     return forward_s, backward_s
 
 
