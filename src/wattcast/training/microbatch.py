@@ -53,6 +53,11 @@ from wattcast.workload.program import (
 )
 from wattcast.workload.symbolic_tensor import TapeEntry, Tensor
 
+FP32_BYTE = Dtype.FP32.byte
+WIDE_BITS = 16  # of frozen weights that need no widening
+BYTE_BITS = 8
+_READ_AND_WRITTEN = 3.0  # a value that a kernel reads in two bytes and writes in one
+
 
 class MatrixStack(NamedTuple):
     """Weights that are ``number`` matrices of equal size."""
@@ -392,34 +397,34 @@ class _ExpertExtras:
                 "mul",
                 self.rows,
                 0,
-                4,
+                FP32_BYTE,
                 1,
                 Layout.BROADCAST,
             ),
-            self._walk("add", self.rows, byte + 4, 4),
-            self._walk("cat", self.rows, 4, 4),
-            self._walk("cast", self.rows, 4, byte),
+            self._walk("add", self.rows, byte + FP32_BYTE, FP32_BYTE),
+            self._walk("cat", self.rows, FP32_BYTE, FP32_BYTE),
+            self._walk("cast", self.rows, FP32_BYTE, byte),
         ]
 
     def add_bias_gradients(self) -> list[Operator]:
         """Do the same with the gradients of rows, of the biases and of the weights."""
         byte = self.recipe.dtype.byte
         return [
-            self._walk("cast", self.rows, byte, 4),
-            self._walk("cast", self.rows, 4, byte),
+            self._walk("cast", self.rows, byte, FP32_BYTE),
+            self._walk("cast", self.rows, FP32_BYTE, byte),
             self._walk("cat", self.rows, byte, byte),
             self._walk(
                 "mul",
                 self.rows,
-                4,
-                4,
+                FP32_BYTE,
+                FP32_BYTE,
                 2,
                 Layout.BROADCAST,
             ),
             self._walk(
                 "scale",
                 self.rows,
-                4,
+                FP32_BYTE,
                 0,
                 2,
             ),
@@ -641,7 +646,7 @@ def _list_repeated(section: ProgramSection) -> Sequence[TapeEntry]:
 
 def _widen_weights(section: ProgramSection, recipe: TrainingRecipe) -> list[Operator]:
     """Return the kernel that widens frozen weights before each use, if they are narrow."""
-    if recipe.base_bits >= 16 or section.repeat == 1:
+    if recipe.base_bits >= WIDE_BITS or section.repeat == 1:
         return []
     narrow = 0
     for weight in section.tape.parameters:
@@ -649,7 +654,7 @@ def _widen_weights(section: ProgramSection, recipe: TrainingRecipe) -> list[Oper
             narrow += weight.numel
     if not narrow:
         return []
-    read = TRAINING.widening * narrow * recipe.base_bits / 8
+    read = TRAINING.widening * narrow * recipe.base_bits / BYTE_BITS
     return [
         Elementwise(
             "scale",
@@ -672,7 +677,7 @@ def _copy_adapted(
     ``result.clone()`` in ``peft/tuners/lora/bnb.py``; products of adapters have their rank as N or
     K.
     """
-    if recipe.base_bits >= 16 or section.repeat == 1:
+    if recipe.base_bits >= WIDE_BITS or section.repeat == 1:
         return []
     results = 0
     for op in ops:
@@ -707,7 +712,7 @@ def _cast_anew(ops: Sequence[Operator], recipe: TrainingRecipe) -> list[Operator
         byte *= TRAINING.compiled_casts
     if not byte:
         return []
-    written = byte / 3.0
+    written = byte / _READ_AND_WRITTEN
     n = int(written)
     return [
         Elementwise(
@@ -749,7 +754,12 @@ def _as_generated(op: Operator, is_inside_layer: bool) -> Operator:
             write=int(op.write_byte),
         )
     is_scattered = isinstance(op, Elementwise) and op.function == "scatter_add"
-    if isinstance(op, Elementwise) and is_scattered and is_inside_layer and op.dtype.byte <= 4:
+    if (
+        isinstance(op, Elementwise)
+        and is_scattered
+        and is_inside_layer
+        and op.dtype.byte <= Dtype.FP32.byte
+    ):
         read = op.n * op.dtype.byte
         return Elementwise(
             "add",
@@ -938,7 +948,7 @@ def _measure_stage(
     stored_byte = recipe.dtype.byte + recipe.narrow_byte
     weight_byte = weights.share(Sharding.ZERO3) * stored_byte
     frozen_weights = _ShardedWeights(strategy, frozen, 0.0)
-    weight_byte += frozen_weights.share(Sharding.ZERO3) * recipe.base_bits / 8
+    weight_byte += frozen_weights.share(Sharding.ZERO3) * recipe.base_bits / BYTE_BITS
     optimiser_shards = (Sharding.ZERO1, Sharding.ZERO2, Sharding.ZERO3)
     return TrainingMemory(
         weight_byte,

@@ -31,6 +31,10 @@ from wattcast.workload.workload_coefficients import WORKLOADS
 
 _ITERATIONS = WORKLOADS.muon_iterations  # of Newton-Schulz, for each matrix and step
 
+FP32_BYTE = Dtype.FP32.byte
+# Passes of Adafactor over a matrix: scalings, norms and means, and operators on vectors alone.
+_SCALINGS, _NORMS, _VECTOR_OPERATORS = 4, 3, 12
+
 
 def optimiser_graph(
     work: MicrobatchWork,
@@ -120,7 +124,7 @@ class _MatrixUpdate:
         recipe = self.recipe
         ops: list[Operator] = []
         if recipe.has_masters:
-            ops.append(self._make_pass("cast", 4, recipe.dtype.byte + recipe.narrow_byte))
+            ops.append(self._make_pass("cast", FP32_BYTE, recipe.dtype.byte + recipe.narrow_byte))
         elif recipe.narrow_byte:
             ops.append(self._make_pass("cast", recipe.dtype.byte, recipe.narrow_byte))
         if recipe.optimizer is Optimizer.ADAFACTOR:
@@ -138,35 +142,37 @@ class _MatrixUpdate:
         """
         weight_byte = self.recipe.dtype.byte
         gradient_byte = self.recipe.gradient_byte
-        has_narrow_weights = weight_byte < 4 and not self.recipe.has_masters
+        has_narrow_weights = weight_byte < FP32_BYTE and not self.recipe.has_masters
 
         # Casts to fp32, by the bytes that they read
         casts: Counter[float] = Counter()
-        if gradient_byte < 4:
+        if gradient_byte < FP32_BYTE:
             casts[gradient_byte] += 1
         if has_narrow_weights:
             casts[weight_byte] += 1
-        ops = [self._make_pass("cast", byte, 4, times) for byte, times in casts.items()]
+        ops = [self._make_pass("cast", byte, FP32_BYTE, times) for byte, times in casts.items()]
         ops += [
-            self._make_pass("scale", 4, 4, 4),
-            self._make_pass("add", 8, 4, 2),
+            self._make_pass("scale", FP32_BYTE, FP32_BYTE, _SCALINGS),
+            self._make_pass("add", 2 * FP32_BYTE, FP32_BYTE, 2),
             # Norms and the mean by rows: passes that read only
-            self._make_pass("abs", 4, 0, 3),
-            self._make_pass("scale", 4, 4, 12, elements=self._long_side),
+            self._make_pass("abs", FP32_BYTE, 0, _NORMS),
+            self._make_pass(
+                "scale", FP32_BYTE, FP32_BYTE, _VECTOR_OPERATORS, elements=self._long_side
+            ),
             # The mean by columns
             self._make_pass(
                 "mean",
-                4,
+                FP32_BYTE,
                 0,
-                result_byte=4 * self.columns,
+                result_byte=FP32_BYTE * self.columns,
                 layout=Layout.TRANSPOSED,
             ),
             # The product of both vectors, whose reads are negligible; then the division by a norm
-            self._make_pass("mul", 0, 4, layout=Layout.BROADCAST),
-            self._make_pass("div", 4, 4, layout=Layout.BROADCAST),
+            self._make_pass("mul", 0, FP32_BYTE, layout=Layout.BROADCAST),
+            self._make_pass("div", FP32_BYTE, FP32_BYTE, layout=Layout.BROADCAST),
         ]
         if has_narrow_weights:
-            ops.append(self._make_pass("cast", 4, weight_byte))
+            ops.append(self._make_pass("cast", FP32_BYTE, weight_byte))
         return ops
 
     def _list_muon(self) -> list[Operator]:
@@ -181,9 +187,9 @@ class _MatrixUpdate:
         m = self._short_side
         n = self._long_side
         gradient_byte = self.recipe.gradient_byte
-        weight_byte = 4 if self.recipe.has_masters else self.recipe.dtype.byte
+        weight_byte = FP32_BYTE if self.recipe.has_masters else self.recipe.dtype.byte
         # The moment has the format of the weight; the table states it for fp32
-        moment_byte = STATE_BYTE[Optimizer.MUON] * weight_byte / 4
+        moment_byte = STATE_BYTE[Optimizer.MUON] * weight_byte / FP32_BYTE
         transposed: dict[str, Any] = {}
         if self.rows > self.columns:
             transposed = {

@@ -41,6 +41,8 @@ CLOCK_SHARES = np.linspace(0.4, 1.0, 13)  # of the top clock, between which a st
 _NO_LIMIT_W = 1e6
 _NOTHING = (Elementwise("fill", 1),)  # stands where a section computes nothing
 
+_BYTE_BITS = 8
+
 
 @dataclass(frozen=True)
 class SectionCost:
@@ -242,7 +244,7 @@ def _cast_to_nvfp4(op: Linear | Bmm, recipe: TrainingRecipe) -> tuple[Operator, 
     if op.turned:  # of a weight's gradient, whose operands are cast already
         return (product,)
     n = op.m * op.k
-    narrow_byte = int(n * NVFP4_BIT / 8)
+    narrow_byte = int(n * NVFP4_BIT / _BYTE_BITS)
     dtype = recipe.dtype
     largest = Elementwise(
         "abs",

@@ -44,6 +44,12 @@ from wattcast.workload.operator_types import Collective
 # Before Hopper products come in waves, between which an exchange finds free SMs.
 _WAVE_ARCHITECTURES = ("volta", "ampere", "ada")
 
+_BYTE_BITS = 8
+# Rings of keys in both directions: they are gathered, their gradients are summed up, and they are
+# gathered again where activations are computed anew.
+_GATHERED_AGAIN = 1.5
+_BLOM = (0.375, 0.25)  # constants of Blom's formula
+
 
 @dataclass(frozen=True)
 class ClusterLinks:
@@ -257,7 +263,7 @@ def expected_straggle(gpus: int, spread: float) -> float:
     >>> round(expected_straggle(8, 0.01), 4), expected_straggle(1, 0.01)
     (0.0143, 0.0)
     """
-    return spread * NormalDist().inv_cdf((gpus - 0.375) / (gpus + 0.25)) if gpus > 1 else 0.0
+    return spread * NormalDist().inv_cdf((gpus - _BLOM[0]) / (gpus + _BLOM[1])) if gpus > 1 else 0.0
 
 
 @dataclass(frozen=True)
@@ -383,7 +389,7 @@ class _SectionTimer:
         gather_s = 0.0
         if self._gathers_weights:
             byte = self.recipe.dtype.byte
-            stored = shared * byte + section.frozen * self.recipe.base_bits / 8
+            stored = shared * byte + section.frozen * self.recipe.base_bits / _BYTE_BITS
             gather_s = _replica_exchange_s(
                 "all_gather",
                 stored,
@@ -521,7 +527,7 @@ def _inner_exchange_s(
         key_byte = section.key_byte * strategy.cp
         ring_s = links.exchange_s("all_gather", key_byte, strategy.cp, strategy.tp)
         forward_s = forward_s + 0.5 * ring_s
-        backward_s = backward_s + (1.5 if again else 1.0) * ring_s
+        backward_s = backward_s + (_GATHERED_AGAIN if again else 1.0) * ring_s
     return forward_s, backward_s
 
 

@@ -93,7 +93,16 @@ SECTIONS = (
 )
 # Shares of the power limit on the curve of time against energy.
 LIMIT_SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)
+USUAL_SEQ = 4096  # tokens of a sequence where no length is given
 SHORTEST_SEQ = 512  # tokens of a sequence that is proposed where a job does not fit
+
+MINUTES_A_DAY = 24 * 60
+# Adapters that are proposed where all weights do not fit: options, and bits of the frozen weights.
+_PROPOSED_RANK = 16
+_PROPOSED_ADAPTERS = (
+    (f"--lora {_PROPOSED_RANK}", 16),
+    (f"--lora {_PROPOSED_RANK} --base-bits 4", 4),
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -458,7 +467,7 @@ def _set_up_job(
     if spec.kind is ModelKind.VISION:
         do = "Use predict --phase train for pictures."
         raise bad_value("model", "a language model or an encoder", spec.name, do)
-    length = order.seq or min(4096, count_positions(spec) or 4096)
+    length = order.seq or min(USUAL_SEQ, count_positions(spec) or USUAL_SEQ)
     if not settings.force:
         check_context(spec, length, FORCE)
 
@@ -489,7 +498,7 @@ def _set_up_job(
 def _share_of_failures(gpus: int, losses: JobLosses) -> float:
     """Return the share of all time that is lost to failures and the work repeated after each."""
     per_day = gpus * losses.failures_per_gpu_day
-    share = per_day * losses.lost_minutes / (24 * 60)
+    share = per_day * losses.lost_minutes / MINUTES_A_DAY
     if share >= 1.0:
         every = units.show(86400.0 / per_day, "s", 3)
         expected = f"fewer than one in {losses.lost_minutes:g} min, which each loses"
@@ -714,8 +723,8 @@ def _explain_misfit(
             changes.append(f"with --seq {length}")
             break
     if not job.recipe.lora_rank:
-        for words, bits in (("--lora 16", 16), ("--lora 16 --base-bits 4", 4)):
-            if fits(replace(job.recipe, lora_rank=16, base_bits=bits)):
+        for words, bits in _PROPOSED_ADAPTERS:
+            if fits(replace(job.recipe, lora_rank=_PROPOSED_RANK, base_bits=bits)):
                 changes.append(f"with {words}")
                 break
     purposes = []

@@ -39,6 +39,8 @@ _CURVE_COLUMNS = ("power_limit_w", "clock_hz", "hours", "energy_kwh")
 FEW_NOTES = 4  # assumptions of a first screen and of a figure
 MOST_WAYS = 20  # strategies that are listed
 
+_INTERVAL_LEVEL = 0.9
+
 
 def summarise_training(result: TrainingResult) -> dict[str, Any]:
     """Return all figures of a job as plain values, as ``--json`` prints them."""
@@ -90,7 +92,7 @@ def summarise_training(result: TrainingResult) -> dict[str, Any]:
         "currency": result.prices.currency or None,
         "carbon_kg": result.carbon_kg,
         "interval": {
-            "level": 0.9,
+            "level": _INTERVAL_LEVEL,
             "hours": list(result.hours_interval),
             "tokens_per_s": [result.tokens_per_s / high, result.tokens_per_s / low],
             "energy_kwh": list(result.energy_interval_kwh),

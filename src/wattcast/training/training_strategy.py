@@ -59,6 +59,8 @@ class TrainingStrategy:
         return " ".join([*words, f"micro-batch {self.micro_batch} x {self.accumulation}"])
 
 
+TENSOR_WIDTHS = (1, 2, 4, 8)  # GPUs of a node that may share each layer
+STAGE_COUNTS = (1, 2, 4, 8, 16)
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 
 
@@ -176,14 +178,14 @@ def _list_ways_of_layout(
 def _list_tensor_widths(gpus: int, space: StrategySpace) -> list[int]:
     """List how many GPUs of a node may share each layer: as many as share its heads evenly."""
     most = min(gpus, space.node_gpus)
-    return [width for width in (1, 2, 4, 8) if width <= most and space.heads % width == 0]
+    return [width for width in TENSOR_WIDTHS if width <= most and space.heads % width == 0]
 
 
 def _list_stage_counts(gpus: int, space: StrategySpace) -> list[int]:
     """List how many pipeline stages a job may have: one, and more only across nodes."""
     if gpus <= space.node_gpus:
         return [1]
-    return [stages for stages in (1, 2, 4, 8, 16) if stages <= space.layers]
+    return [stages for stages in STAGE_COUNTS if stages <= space.layers]
 
 
 def _list_shardings(strategy: TrainingStrategy) -> list[Sharding]:

@@ -33,6 +33,7 @@ from wattcast.training.checking.log_columns import (
     recognise_column,
 )
 
+DAY_HOURS = 24
 MOST_FILES = 2000  # of a folder of metrics
 MILLISECONDS = 1e11  # a time since 1970 that is larger counts milliseconds
 _FORMS = (
@@ -206,7 +207,7 @@ def _to_number(value: Any) -> float | None:
     elapsed = _ELAPSED.fullmatch(value) if isinstance(value, str) else None
     if elapsed is not None:  # h:mm:ss
         days, hours, minutes, seconds = (float(part or 0.0) for part in elapsed.groups())
-        return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+        return ((days * DAY_HOURS + hours) * 60 + minutes) * 60 + seconds
     try:
         number = float(value)
     except (TypeError, ValueError):

@@ -391,7 +391,7 @@ def _scale_energies(highest: Iterable[TrainingEpoch]) -> dict[str, float]:
 
 def _idle_w(highest: TrainingEpoch, curves: PrototypeCurves) -> Array:
     """Return the idle power by clock, which a run that hardly computes bounds."""
-    return curves.idle_w * min(1.0, WAITING * highest.power_w / curves.idle_w[-1])
+    return np.asarray(curves.idle_w * min(1.0, WAITING * highest.power_w / curves.idle_w[-1]))
 
 
 def _under(

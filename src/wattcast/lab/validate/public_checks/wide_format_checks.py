@@ -76,7 +76,7 @@ def judge_fp32_rows(
         ledger_rows += _judge_runs(
             where,
             runs,
-            [predictions[place] for place in places],
+            [predictions[place] for place in places.tolist()],
             inside[places],
         )
     return ledger_rows
