@@ -522,13 +522,18 @@ def attack_document(name: str, document: Document, examples: int, number: int) -
     return tried, accepted
 
 
+@pytest.mark.parametrize("step", [2, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("group", GROUPS)
-def test_a_changed_document_gets_a_sound_value_or_a_sentence(group: str) -> None:
-    """30 of 23,632 mutations of others were internal errors, and absurd bundles were believed."""
+def test_a_changed_document_gets_a_sound_value_or_a_sentence(group: str, step: int) -> None:
+    """30 of 23,632 mutations of others were internal errors, and absurd bundles were believed.
+
+    By day every other document of a group is changed.
+    """
+    documents = list(list_documents(group).items())[::step]
     tried = 0
-    for name, document in list_documents(group).items():
+    for name, document in documents:
         tried += attack_document(name, document, EXAMPLES, SEED)[0]
-    assert tried >= min(EXAMPLES, 10) * len(list_documents(group))
+    assert tried >= min(EXAMPLES, 10) * len(documents)
 
 
 def test_mutations_are_of_every_kind() -> None:
