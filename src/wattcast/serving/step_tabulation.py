@@ -20,6 +20,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from statistics import NormalDist
+from typing import Self
 
 import numpy as np
 
@@ -156,28 +157,12 @@ def tabulate_step_costs(
     host = load_host_times()
     if launches.large_graphs:
         host = host.capture_large_graphs()
-    cache = measure_cache(
-        model,
-        gpu,
-        options,
-        steps.max_tokens,
-        cache_setting,
-    )
+    cache = measure_cache(model, gpu, options, steps.max_tokens, cache_setting)
 
     # tables of one stage
     sizes = _place_sizes(host, steps)
     clocks_hz = list_clocks(gpu, clock_hz)
-    stage = _EngineStage(
-        gpu,
-        bundle,
-        model,
-        options,
-        sizes,
-        steps.context_spread,
-        tuple(clocks_hz.tolist()),
-        steps.max_seqs * (steps.tokens_a_step + 1),
-        list_changes(),
-    )
+    stage = _EngineStage.describe(gpu, bundle, model, options, steps, sizes, clocks_hz)
     tables, graph_notes = _recall_stage(stage)
 
     # a lane takes the layers of all stages
@@ -539,6 +524,30 @@ class _EngineStage:
     clocks_hz: tuple[float, ...]
     most_sampled: int
     changes: tuple[tuple[str, float], ...]  # of coefficients, in trials
+
+    @classmethod
+    def describe(
+        cls,
+        gpu: Gpu,
+        bundle: Bundle,
+        model: ModelSpec,
+        options: ModelOptions,
+        steps: StepRange,
+        sizes: _StepSizes,
+        clocks_hz: Array,
+    ) -> Self:
+        """Describe a stage whose steps are of these sizes."""
+        return cls(
+            gpu,
+            bundle,
+            model,
+            options,
+            sizes,
+            steps.context_spread,
+            tuple(clocks_hz.tolist()),
+            steps.max_seqs * (steps.tokens_a_step + 1),
+            list_changes(),
+        )
 
     @cached_property
     def key(self) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -182,17 +182,22 @@ def _read_folder(folder: Path) -> list[LogRecord]:
         is_of_system = name.startswith(_SYSTEM)
         if is_of_other_loop(name) or (is_of_system and recognise_column(name) is None):
             continue
-        text = decode_text(read_bytes(path), str(path))
-        for number, line in enumerate(text.splitlines(), 1):
-            words = line.split()
-            numbers = [_to_number(word) for word in words]
-            if len(words) != 3 or any(value is None for value in numbers):
-                where = f"{path}, line {number}"
-                raise bad_value(where, "a time, a value and a step", clip_text(line, 60))
-            time_ms, value, step = (float(value or 0.0) for value in numbers)
+        for time_ms, value, step in _read_metric(path):
             record = {name: value, "timestamp": time_ms}
             records.append(record if is_of_system else {**record, "step": step})
     return records
+
+
+def _read_metric(path: Path) -> Iterator[tuple[float, float, float]]:
+    """Read the time in ms, the value and the step of each line of a metric's file."""
+    text = decode_text(read_bytes(path), str(path))
+    for place, line in enumerate(text.splitlines(), 1):
+        numbers = [number for word in line.split() if (number := _to_number(word)) is not None]
+        if not len(numbers) == len(line.split()) == 3:
+            where = f"{path}, line {place}"
+            raise bad_value(where, "a time, a value and a step", clip_text(line, 60))
+        time_ms, value, step = numbers
+        yield time_ms, value, step
 
 
 def _to_numbers(row: dict[str, Any]) -> LogRecord:
