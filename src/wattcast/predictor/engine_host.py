@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -202,6 +203,17 @@ class HostTimes(HostCoefficients):
         return replace(self, capture_sizes=LARGE_CAPTURE_SIZES)
 
 
+class HostBounds(NamedTuple):
+    """What a host takes for a run of equal steps, each ``(*sweep,)``."""
+
+    waiting_s: Array | float  # while the GPU waits
+    beside_s: Array | float  # while the GPU computes
+
+    def join(self, device_s: Array) -> Array:
+        """Return the time of the steps if the GPU takes ``device_s`` for all of them."""
+        return np.asarray(self.waiting_s + np.maximum(device_s, self.beside_s))
+
+
 @dataclass(frozen=True)
 class EngineHost:
     """The host of an engine on one kind of GPU, as a timeline needs it."""
@@ -211,18 +223,16 @@ class EngineHost:
     factor: Array | float = 1.0  # (*sweep,) of this host's times over those that ship
     waits: bool = False  # for the GPU before it prepares the next step
 
-    def joint_s(
+    def bound_steps(
         self,
         step: EngineStep,
-        count: float,
-        device_s: Array,
-    ) -> Array:
-        """Return the time of ``count`` equal steps of which the GPU takes so long for all."""
+        count: Array | float,
+    ) -> HostBounds:
+        """Return what the host takes for ``count`` equal steps, whatever the GPU takes."""
         if not self.waits:
-            return np.maximum(device_s, count * self.step_s(step))
-        beside_s = count * self.factor * self._layers_s(step)
+            return HostBounds(0.0, count * self.step_s(step))
         waiting_s = count * self.factor * self._waiting_s(step)
-        return np.asarray(waiting_s + np.maximum(device_s, beside_s))
+        return HostBounds(waiting_s, count * self.factor * self._layers_s(step))
 
     def _waiting_s(self, step: EngineStep) -> float:
         """Return how long the GPU waits for its next step where scheduling is synchronous."""

@@ -29,7 +29,7 @@ from wattcast.core import bad_value
 from wattcast.core.arrays import Array, Sweepable, take_sweep
 from wattcast.kernels import Kernels
 from wattcast.kernels.kernel_table import IssueSegment, RowIndex
-from wattcast.predictor.engine_host import EngineHost
+from wattcast.predictor.engine_host import EngineHost, HostBounds
 from wattcast.workload.operator_base import Operator
 
 
@@ -210,6 +210,26 @@ class Timeline:
         return tuple(phase.select_rows(self.tensor_rows) for phase in self.phases)
 
     @cached_property
+    def engine_groups(self) -> tuple[EngineGroup, ...]:
+        """The runs of equal steps of the engine, with what its host takes for each."""
+        assert self.engine is not None
+        groups = []
+        for step, neighbours in groupby(self.kernels.segments, key=attrgetter("step")):
+            segments = tuple(neighbours)
+            host = None
+            if step is not None:
+                host = self.engine.bound_steps(step, segments[0].step_share * step.count)
+            groups.append(
+                EngineGroup(
+                    segments=segments,
+                    rows=np.concatenate([segment.rows for segment in segments]),
+                    runs=np.concatenate([item.repeat * item.counts for item in segments]),
+                    host=host,
+                )
+            )
+        return tuple(groups)
+
+    @cached_property
     def order(self) -> IssueOrder | None:
         """The issue order laid end to end; None where the host's cost is swept."""
         if self.host_s.ndim != 1:
@@ -328,7 +348,7 @@ def compute_latency_s(
     longer of both.
     """
     if timeline.engine is not None:
-        stretches = list_engine_steps(timeline, timeline.engine, kernel_s)
+        stretches = list_engine_steps(timeline, kernel_s)
         return np.asarray(sum(stretch.latency_s for stretch in stretches))
     if kernel_s.ndim == 1 and np.ndim(ahead_s) == 0 and timeline.order is not None:
         return _run_at_once(timeline.order, kernel_s, float(ahead_s))
@@ -347,6 +367,16 @@ def compute_latency_s(
 
 
 @dataclass(frozen=True, eq=False, repr=False)
+class EngineGroup:
+    """Neighbouring segments that are one run of equal steps of an engine, whatever they take."""
+
+    segments: tuple[IssueSegment, ...]
+    rows: RowIndex  # (position,) kernels of all segments
+    runs: Array  # (position,) how often each of them runs
+    host: HostBounds | None  # None: these kernels belong to no step
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class EngineStretch:
     """Neighbouring segments that are one run of equal steps of an engine, and what it takes."""
 
@@ -357,24 +387,16 @@ class EngineStretch:
 
 def list_engine_steps(
     timeline: Timeline,
-    engine: EngineHost,
     kernel_s: Array,
 ) -> list[EngineStretch]:
     """List the runs of equal steps of an engine; a step takes as long as its kernels or as its
     host.
     """
     stretches = []
-    for step, group in groupby(timeline.kernels.segments, key=attrgetter("step")):
-        segments = tuple(group)
-        device_s: Array = np.zeros(())
-        for segment in segments:
-            once_s = kernel_s[..., segment.rows] @ segment.counts
-            device_s = device_s + segment.repeat * once_s
-        latency_s = device_s
-        if step is not None:
-            steps = segments[0].step_share * step.count
-            latency_s = engine.joint_s(step, steps, device_s)
-        stretches.append(EngineStretch(segments, np.asarray(device_s), np.asarray(latency_s)))
+    for group in timeline.engine_groups:
+        device_s = np.asarray(kernel_s[..., group.rows] @ group.runs)
+        latency_s = device_s if group.host is None else group.host.join(device_s)
+        stretches.append(EngineStretch(group.segments, device_s, latency_s))
     return stretches
 
 

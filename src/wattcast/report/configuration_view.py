@@ -24,7 +24,6 @@ from wattcast.hardware import Gpu
 from wattcast.kernels.kernel_table import IssueSegment, RowIndex
 from wattcast.options.keywords import SettingKeywords
 from wattcast.predictor import api
-from wattcast.predictor.engine_host import EngineHost
 from wattcast.predictor.governor import run_governed
 from wattcast.predictor.pipeline import KernelDetail, total_at_clock
 from wattcast.predictor.prediction import Prediction
@@ -177,7 +176,7 @@ def _end_launches(
     """
     run_s = detail.kernel_s[order]
     if timeline.engine is not None:
-        return np.cumsum(run_s + _spread_waiting(timeline, timeline.engine, detail))
+        return np.cumsum(run_s + _spread_waiting(timeline, detail))
     issued_s = np.cumsum(np.broadcast_to(timeline.host_s, detail.kernel_s.shape)[order])
     done_s = np.cumsum(run_s)
     return np.asarray(done_s + np.maximum.accumulate(issued_s - (done_s - run_s)))
@@ -188,14 +187,10 @@ def _list_launches(segment: IssueSegment) -> RowIndex:
     return np.tile(np.repeat(segment.rows, segment.counts.astype(np.int64)), segment.repeat)
 
 
-def _spread_waiting(
-    timeline: Timeline,
-    engine: EngineHost,
-    detail: KernelDetail,
-) -> Array:
+def _spread_waiting(timeline: Timeline, detail: KernelDetail) -> Array:
     """Return the wait before each launch: what the host takes longer for a step, in equal parts."""
     waits = []
-    for stretch in list_engine_steps(timeline, engine, detail.kernel_s):
+    for stretch in list_engine_steps(timeline, detail.kernel_s):
         launches = sum(len(_list_launches(segment)) for segment in stretch.segments)
         wait_s = float(stretch.latency_s - stretch.device_s)
         waits.append(np.full(launches, wait_s / max(launches, 1)))
@@ -204,14 +199,13 @@ def _spread_waiting(
 
 def _engine_stretches(
     timeline: Timeline,
-    engine: EngineHost,
     detail: KernelDetail,
     gap_w: Array,
 ) -> tuple[list[float], list[Array]]:
     """Return seconds of each run of equal steps of an engine, and its joules by part."""
     seconds = []
     joules = []
-    for stretch in list_engine_steps(timeline, engine, detail.kernel_s):
+    for stretch in list_engine_steps(timeline, detail.kernel_s):
         part_j = float(stretch.latency_s - stretch.device_s) * gap_w
         for segment in stretch.segments:
             run_s = segment.repeat * detail.kernel_s[segment.rows] * segment.counts
@@ -228,7 +222,7 @@ def _each_stretch(
 ) -> tuple[Array, Array, RowIndex, Array]:
     """Return one interval per stretch at its mean power; repeated R times it takes R·max(C, D)."""
     if timeline.engine is not None:
-        lengths_s, joules = _engine_stretches(timeline, timeline.engine, detail, gap_w)
+        lengths_s, joules = _engine_stretches(timeline, detail, gap_w)
     else:
         lengths_s, joules = _host_stretches(timeline, detail, gap_w)
     seconds = np.array(lengths_s)
