@@ -401,13 +401,45 @@ def list_misses(run: dict[str, Any]) -> Iterator[str]:
         yield f"R2 {memory.explained:.2f} (bound {LEAST_R2})"
 
 
+def count_held(run: dict[str, Any]) -> dict[str, bool]:
+    """Say which measured latencies of a run lie in the intervals that `simulate` prints."""
+    served, _ = simulate_run(run, USUAL_MACHINE)
+    simulated = served.summarise()
+    held = {}
+    for latency in ("ttft_s", "tpot_s"):
+        low, high = simulated["interval"]["predictor"][latency]
+        for quantile in ("p50", "p99"):
+            ratio = run["measured"][latency][quantile] / simulated[latency][quantile]
+            held[f"{latency.removesuffix('_s')} {quantile} (s)"] = low <= ratio <= high
+    return held
+
+
+def print_intervals() -> None:
+    """Print which latencies lie outside their interval, and how many of all are inside."""
+    counts: dict[str, list[bool]] = {}
+    for run in read_runs():
+        if run["kind"] != "serving":
+            continue
+        held = count_held(run)
+        for name, inside in held.items():
+            counts.setdefault(name, []).append(inside)
+        misses = [name for name, inside in held.items() if not inside]
+        print(f"{run['id']}: {', '.join(misses) or 'all inside'}")
+    for name, inside in counts.items():
+        print(f"{name:14} {sum(inside)} of {len(inside)} inside")
+
+
 def main() -> None:
     """Print every figure of every run, or the table of the documentation."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--table", action="store_true", help="the table of the documentation")
     parser.add_argument("--tell", action="store_true", help="tell machines by one run of each")
     parser.add_argument("--misses", action="store_true", help="what is outside its bounds")
+    parser.add_argument("--intervals", action="store_true", help="latencies in their intervals")
     options = parser.parse_args()
+    if options.intervals:
+        print_intervals()
+        return
     if options.misses:
         for run in read_runs():
             print(f"{run['id']}: {'; '.join(list_misses(run)) or 'all within'}")

@@ -15,7 +15,6 @@ from wattcast.core.errors import WattcastError
 from wattcast.serving.capacity_plan import plan
 from wattcast.serving.deployment.expected_service import (
     FIGURES,
-    INTERVALS,
     ExpectedService,
     expect_service,
     find_level,
@@ -23,6 +22,7 @@ from wattcast.serving.deployment.expected_service import (
     widen_figure,
 )
 from wattcast.serving.deployment.write_deployment import write_expected
+from wattcast.serving.serving_intervals import INTERVALS
 
 # simulated over measured, of the held-out traffic runs of the ledger
 ERRORS_FILE = Path(__file__).with_name("traffic_errors.csv")

@@ -155,9 +155,9 @@ def _list_costs(summary: dict[str, Any], currency: str | None) -> list[AnswerLin
 
 
 def _list_spreads(summary: dict[str, Any]) -> list[AnswerLine]:
-    """Return the spread over seeds, and the interval of the predictor."""
+    """Return the spread over seeds, and the factors that nine in ten runs lie between."""
     lines = []
-    for name, kind in (("seeds", "over seeds"), ("predictor", "factor of the predictor")):
+    for name, kind in (("seeds", "over seeds"), ("predictor", "of nine in ten runs")):
         intervals = summary["interval"][name]
         ends = [
             f"{key} {show_plain(low, 3)} to {show_plain(high, 3)}"

@@ -53,7 +53,8 @@ class ServingResult(UserResult):
     prices: Prices = field(default_factory=Prices)
     assumptions: tuple[str, ...] = ()
     seed_spread: Mapping[str, Span] = field(default_factory=dict)  # over seeds
-    model_interval: Mapping[str, Span] = field(default_factory=dict)  # factors on the value
+    # factors on the value, of nine in ten measured runs
+    model_interval: Mapping[str, Span] = field(default_factory=dict)
     lanes: int = 1  # runs of one replica
     rejected: int = 0  # requests of more tokens than the model was made for, which are not served
 

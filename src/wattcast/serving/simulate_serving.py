@@ -83,6 +83,7 @@ from wattcast.serving.request_sessions import (
     make_closed_loop,
     replay_users,
 )
+from wattcast.serving.serving_intervals import widen_to_runs
 from wattcast.serving.serving_result import ServingResult
 from wattcast.serving.step_costs import StepCosts
 from wattcast.serving.step_tabulation import (
@@ -188,18 +189,19 @@ def simulate(
         prices,
     )
     first = results[0]
+    model_interval = measure_model_interval(
+        spec,
+        chip,
+        run,
+        first,
+        chosen[MachineOptions],
+    )
     notes = [drawn.rejection] if drawn.rejection else []
     notes += describe_scheduler(chip.engine)
     return replace(
         first,
         seed_spread=_measure_spread(results) if len(results) > 1 else {},
-        model_interval=measure_model_interval(
-            spec,
-            chip,
-            run,
-            first,
-            chosen[MachineOptions],
-        ),
+        model_interval=widen_to_runs(model_interval),
         rejected=drawn.rejected,
         assumptions=(*notes, WHOLE_TIME, *first.assumptions),
     )

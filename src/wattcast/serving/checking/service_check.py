@@ -35,12 +35,12 @@ from wattcast.serving.checking.promised_replica import (
 from wattcast.serving.checking.service_causes import FoundCause, find_causes
 from wattcast.serving.deployment.expected_service import (
     FIGURES,
-    INTERVALS,
     AdoptedFigure,
     AdoptedService,
     ExpectedService,
     find_level,
 )
+from wattcast.serving.serving_intervals import INTERVALS
 
 JUDGED = ("ttft_mean_s", "tpot_mean_s", "power_w")
 WORDS = {

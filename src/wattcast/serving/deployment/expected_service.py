@@ -22,7 +22,6 @@ import msgspec
 import numpy as np
 
 from wattcast import __version__
-from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core import bad_value, check_names
 from wattcast.core.strict_files import (
     convert_plain,
@@ -37,6 +36,7 @@ from wattcast.serving.option_runs import serve_rate
 from wattcast.serving.plan_options import PlanOption
 from wattcast.serving.plan_search import ServingPlan
 from wattcast.serving.service_demand import ServiceDemand
+from wattcast.serving.serving_intervals import INTERVALS
 from wattcast.serving.serving_result import ServingResult, percentiles
 from wattcast.serving.simulate_serving import measure_model_interval
 
@@ -48,21 +48,6 @@ FORM = 1  # of ``expected.json``; a file of another form is not read
 
 Positive = Annotated[float, msgspec.Meta(gt=0.0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
-
-
-class ServingIntervals(Coefficients):
-    """Half-widths of intervals that hold nine in ten runs, as shares of the figure."""
-
-    ttft: float
-    ttft_tail: float
-    tpot: float
-    tpot_tail: float
-    throughput: float
-    power: float
-    energy: float
-
-
-INTERVALS = load_coefficients("serving_interval", ServingIntervals)
 
 # figure -> the serving interval, and the predictor's interval that goes into it
 FIGURES = {
