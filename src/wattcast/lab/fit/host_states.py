@@ -51,7 +51,7 @@ def measure_layer_launches(
 
 def _rank_launches(steps: Sequence[Plain]) -> Array:
     launches_s = [row["launch_s"] for row in steps if row["launch_s"] < COMPILING_S]
-    return np.percentile(launches_s, LEVELS)
+    return np.asarray(np.percentile(launches_s, LEVELS))
 
 
 def group_traffic_runs(records: EngineRecords) -> dict[tuple[str, str], list[Plain]]:
