@@ -402,20 +402,27 @@ def list_misses(run: dict[str, Any]) -> Iterator[str]:
 
 
 def count_held(run: dict[str, Any]) -> dict[str, bool]:
-    """Say which measured latencies of a run lie in the intervals that `simulate` prints."""
+    """Say which measured figures of a run lie in the intervals that `simulate` prints."""
     served, _ = simulate_run(run, USUAL_MACHINE)
     simulated = served.summarise()
-    held = {}
+    measured = run["measured"]
+    ratios = {
+        ("power_w", "mean power (W)"): measured["power_w"] / simulated["power_w"],
+        ("energy_j", "J/token"): measured["energy_j_per_token"] / simulated["energy_j_per_token"],
+    }
     for latency in ("ttft_s", "tpot_s"):
-        low, high = simulated["interval"]["predictor"][latency]
         for quantile in ("p50", "p99"):
-            ratio = run["measured"][latency][quantile] / simulated[latency][quantile]
-            held[f"{latency.removesuffix('_s')} {quantile} (s)"] = low <= ratio <= high
+            name = f"{latency.removesuffix('_s')} {quantile} (s)"
+            ratios[latency, name] = measured[latency][quantile] / simulated[latency][quantile]
+    held = {}
+    for (factor, name), ratio in ratios.items():
+        low, high = simulated["interval"]["predictor"][factor]
+        held[name] = low <= ratio <= high
     return held
 
 
 def print_intervals() -> None:
-    """Print which latencies lie outside their interval, and how many of all are inside."""
+    """Print which figures lie outside their interval, and how many of all are inside."""
     counts: dict[str, list[bool]] = {}
     for run in read_runs():
         if run["kind"] != "serving":
@@ -435,7 +442,7 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="the table of the documentation")
     parser.add_argument("--tell", action="store_true", help="tell machines by one run of each")
     parser.add_argument("--misses", action="store_true", help="what is outside its bounds")
-    parser.add_argument("--intervals", action="store_true", help="latencies in their intervals")
+    parser.add_argument("--intervals", action="store_true", help="figures in their intervals")
     options = parser.parse_args()
     if options.intervals:
         print_intervals()

@@ -155,14 +155,14 @@ def test_a_machine_that_one_model_tells_is_right_for_another(run: str) -> None:
 
 @pytest.mark.slow
 def test_intervals_of_simulate_hold_what_hosts_did() -> None:
-    """`simulate` gave a time per token to 6 % and nothing for the first token: 56 % would be inside.
+    """`simulate` gave a time per token to 6 % and nothing for the first token, though hosts differ.
 
-    Intervals come from 29 earlier runs. Seven of the eleven outside are gemma-3-4b's, on a slow host.
+    Widths come from 29 earlier runs. Seven of the thirteen outside are gemma-3-4b's, on a slow host.
     """
     runs = [run for run in read_runs() if run["kind"] == "serving"]
     inside = [held for run in runs for held in count_held(run).values()]
-    assert len(inside) == 84
-    assert 0.85 <= sum(inside) / len(inside) <= 0.97
+    assert len(inside) == 126
+    assert 0.87 <= sum(inside) / len(inside) <= 0.93
 
 
 def test_runs_keep_a_reading_of_each_second() -> None:
