@@ -6,10 +6,11 @@ What a reader lacks, such as the measurements of others, which do not ship, is s
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from wattcast.core.errors import BadInput, WattcastError
+from wattcast.core.strict_files import reference_folder
 
 
 def run_module(main: Callable[[], None]) -> None:
@@ -29,6 +30,16 @@ def require_page(page: Path) -> Path:
             f"{page}: no such file: run this in the repository, whose pages it writes anew."
         )
     return page
+
+
+def require_reference(environment: Mapping[str, str]) -> Path:
+    """Return the folder of measurements that others made; refuse where none is named."""
+    reference = reference_folder(environment)
+    if reference is None:
+        raise BadInput(
+            "the measurements of others do not ship: set WATTCAST_REFERENCE to their folder."
+        )
+    return reference
 
 
 def require_measurements(path: Path) -> Path:

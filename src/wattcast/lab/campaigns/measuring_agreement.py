@@ -23,6 +23,7 @@ from wattcast.lab.campaigns.operator_rows import (
     CapturedGraph,
     measure_sustained_row,
 )
+from wattcast.lab.module_commands import run_module
 from wattcast.measure.counter_ticks import find_ticks
 from wattcast.measure.measured_run import measure, run_command
 from wattcast.measure.sampler import Sampler
@@ -151,4 +152,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_module(main)

@@ -26,6 +26,7 @@ from wattcast.calibrate.kernel_rows import (
 )
 from wattcast.lab.fit.engine_fit import describe_bundle_cards, without_engine
 from wattcast.lab.fit.kernel_fit import find_card_levels
+from wattcast.lab.module_commands import run_module
 from wattcast.predictor.bundle import bundle_for
 
 TELLING = "0a9e05ba426d9711"  # x·y of 2,097,152 x 64 numbers of bf16, strided: 0.36 ms
@@ -175,4 +176,4 @@ def _print_neighbours(levels: Mapping[str, CardLevel]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_module(main)

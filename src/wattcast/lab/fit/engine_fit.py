@@ -353,6 +353,8 @@ def load_measured_model(name: str) -> ModelSpec:
     """Return the model of a measured engine from the configuration it was started with."""
     lines = read_lines(files("wattcast.lab.campaigns").joinpath("engine_models.jsonl"))
     configs = {line["name"]: line["config"] for line in lines}
+    if name not in configs:
+        raise unknown_name("measured engine model", name, configs)
     return convert_config(configs[name], f"engine_models.jsonl: {name}", name)
 
 

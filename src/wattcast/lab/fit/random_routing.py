@@ -19,7 +19,7 @@ slices of one buffer of random numbers at random places.
 
 from __future__ import annotations
 
-import sys
+import argparse
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -30,6 +30,7 @@ import numpy.typing as npt
 from wattcast.core.strict_files import read_shipped_table
 from wattcast.lab.campaigns.engine_weights import WEIGHT_SPREAD
 from wattcast.lab.fit.engine_fit import load_measured_model
+from wattcast.lab.module_commands import run_module
 from wattcast.workload.engine_operators import FusedExperts
 
 TOKENS = 256  # of the shortest measured prompt
@@ -248,7 +249,17 @@ def _mix_experts(
     return output
 
 
-if __name__ == "__main__":
-    for model in sys.argv[1:]:
+def main() -> None:
+    """Print a row of ``random_routing.csv`` for each model that is named."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("models", nargs="+", metavar="MODEL", help="a model that was measured")
+    models = parser.parse_args().models
+    for model in models:
         visited = count_visited_experts(load_measured_model(model).dims)
         print(f"{model},{TOKENS},{len(visited)},{np.mean(visited):.3f}", flush=True)
+
+
+if __name__ == "__main__":
+    run_module(main)

@@ -41,6 +41,7 @@ from wattcast.lab.fit.served_rows import (
     select_half,
 )
 from wattcast.lab.fit.served_steps import ask_row
+from wattcast.lab.module_commands import require_measurements, run_module
 from wattcast.predictor.bundle.bundle_file import (
     ARRAYS_FILE,
     Bundle,
@@ -241,6 +242,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="default: the package's own bundles")
     parser.add_argument("--anew", action="store_true", help="also those that are up to date")
     options = parser.parse_args(arguments)
+    require_measurements(options.reference)
     target = options.out or Path(next(iter(bundle_package.__path__)))
     for name in options.cards or CARDS:
         is_new = ship_card(name, options.reference, target, options.anew)
@@ -248,4 +250,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_module(main)

@@ -28,12 +28,12 @@ from scipy.optimize import nnls
 import wattcast.predictor.bundle.support_widening as distances
 from wattcast.core.arrays import Array
 from wattcast.core.row_tables import read_table
-from wattcast.core.strict_files import reference_folder
 from wattcast.hardware import load_gpu
 from wattcast.lab.fit.database_fit import HELD_OUT_FILE
 from wattcast.lab.fit.engine_host_times import list_host_ratios, list_loose_layers
 from wattcast.lab.fit.engine_records import load_engine_records
 from wattcast.lab.fit.held_out import weighted_quantile
+from wattcast.lab.module_commands import require_reference, run_module
 from wattcast.lab.validate.public_checks import coverage_checks as coverage
 from wattcast.lab.validate.public_checks.published_checks import predict_epochs, read_epochs
 from wattcast.lab.validate.public_checks.published_commands import ask_by_name
@@ -394,9 +394,7 @@ def main(say: Callable[[str], None] = print) -> None:
         "--write", action="store_true", help="write predictor/bundle/distances.yaml"
     )
     write = parser.parse_args().write
-    reference = reference_folder(os.environ)
-    if reference is None:
-        raise SystemExit("no reference data: set WATTCAST_REFERENCE to their folder.")
+    reference = require_reference(os.environ)
     text = learn(reference)
     if write:  # ends of forecasts hold what the host adds, so learn once more with what was learned
         write_distances(text)
@@ -475,4 +473,4 @@ def _without_nulls(value: Any) -> Any:
 
 
 if __name__ == "__main__":
-    main()
+    run_module(main)

@@ -30,6 +30,7 @@ from wattcast.lab.fit.served_rows import (
     select_half,
 )
 from wattcast.lab.fit.served_steps import ask_row
+from wattcast.lab.module_commands import require_measurements, run_module
 from wattcast.predictor.bundle import (
     Bundle,
     bundle_for,
@@ -96,6 +97,7 @@ def main() -> None:
     parser.add_argument("--half", choices=("evidence", "judged"), default="judged")
     parser.add_argument("--no-watts", action="store_true", help="by the forecast's energies")
     options = parser.parse_args()
+    require_measurements(options.reference / "mlenergy")
     chip = load_gpu(GPU)
     bundle = bundle_for(chip)
     if options.no_watts:
@@ -114,4 +116,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_module(main)

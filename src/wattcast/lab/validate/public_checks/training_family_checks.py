@@ -19,8 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from wattcast.core.arrays import Array
-from wattcast.core.errors import WattcastError
-from wattcast.core.strict_files import reference_folder
+from wattcast.lab.module_commands import require_reference, run_module
 from wattcast.lab.validate.public_checks.training_checks import (
     TrainingComparison,
     compare_training,
@@ -126,9 +125,7 @@ def judge_losses(comparisons: Sequence[TrainingComparison]) -> dict[str, tuple[f
 
 def main() -> None:
     """Print the families and all rows together."""
-    reference = reference_folder(os.environ)
-    if reference is None:
-        raise WattcastError("WATTCAST_REFERENCE names no folder of measurements")
+    reference = require_reference(os.environ)
     rows = [row for row in compare_training(reference) if isinstance(row, TrainingComparison)]
     rows = [row for row in rows if row.gpus > 1]
     judged = judge_families(rows)
@@ -155,4 +152,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_module(main)
