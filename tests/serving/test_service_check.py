@@ -344,6 +344,31 @@ def test_windows_of_alike_load_are_one() -> None:
     assert merge_windows(fast).seconds == 200.0
 
 
+def test_a_slice_in_which_no_request_ended_leaves_the_others_as_they_are() -> None:
+    """Of a slice in which requests got a first token and none ended, Prometheus knows no lengths.
+    Merged with others, it made all means of its load NaN, and the check blamed the plan for them.
+    """
+    unknown = {"prompt_tokens": math.nan, "output_tokens": math.nan, "tpot_s": math.nan}
+    begun = make_window(requests=980.0, ttft_s=0.07, **unknown)
+    whole = make_window()
+    (group,) = group_by_load([whole, begun])
+    assert group.prompt_tokens == whole.prompt_tokens
+    assert group.output_tokens == whole.output_tokens
+    assert group.tpot_s == whole.tpot_s
+    assert group.requests == 1980.0
+    assert group.ttft_s == pytest.approx((0.05 * 1000 + 0.07 * 980) / 1980)
+
+
+def test_a_load_without_lengths_is_left_out_and_refused_where_it_is_alone() -> None:
+    """A load of requests that only began stopped the check of all others."""
+    unknown = {"prompt_tokens": math.nan, "output_tokens": math.nan, "tpot_s": math.nan}
+    begun = make_window(requests=25.0, **unknown)
+    whole = make_window()
+    assert group_by_load([begun, whole]) == [whole]
+    with pytest.raises(BadInput, match=r"requests that ended .*request_generation_tokens"):
+        group_by_load([begun])
+
+
 @pytest.mark.parametrize(("rate", "groups"), [(1.4, 1), (1.67, 2)])
 def test_a_load_that_is_two_thirds_more_is_judged_apart(rate: float, groups: int) -> None:
     windows = [make_window(requests=1000.0), make_window(requests=1000.0 * rate)]

@@ -65,10 +65,10 @@ class MetricsWindow:
     seconds: float
     engines: int
     requests: float  # that ended
-    prompt_tokens: float  # mean of a request
+    prompt_tokens: float  # mean of a request; NaN where none ended
     output_tokens: float
     ttft_s: float  # mean
-    tpot_s: float
+    tpot_s: float  # mean; NaN where all answers have one token
     running: float  # mean requests in an engine's steps
     waiting: float
     power_w: float | None = None  # mean of a GPU
@@ -85,6 +85,12 @@ class MetricsWindow:
     def output_tokens_per_s(self) -> float:
         """Output tokens a second of one engine."""
         return self.rate_per_s * self.output_tokens
+
+    @property
+    def has_lengths(self) -> bool:
+        """Whether the mean lengths of its requests are known."""
+        lengths = (self.prompt_tokens, self.output_tokens)
+        return all(math.isfinite(tokens) and tokens > 0.0 for tokens in lengths)
 
 
 def compare_scrapes(
@@ -402,14 +408,19 @@ class PrometheusClient:
 
 
 def merge_windows(windows: Sequence[MetricsWindow]) -> MetricsWindow:
-    """Return several windows as one: sums of counts, means weighed by requests or by time."""
+    """Return several windows as one: sums of counts, means weighed by requests or by time.
+
+    A window whose mean of a request is NaN does not count to that mean.
+    """
     if len(windows) == 1:
         return windows[0]
     requests = sum(window.requests for window in windows)
     seconds = sum(window.seconds for window in windows)
 
     def by_request(name: str) -> float:
-        return float(sum(getattr(one, name) * one.requests for one in windows) / requests)
+        counting = [one for one in windows if math.isfinite(getattr(one, name))]
+        total = sum(getattr(one, name) * one.requests for one in counting)
+        return _divide(total, sum(one.requests for one in counting))
 
     def by_time(name: str) -> float:
         return float(sum(getattr(one, name) * one.seconds for one in windows) / seconds)
@@ -437,7 +448,8 @@ def merge_windows(windows: Sequence[MetricsWindow]) -> MetricsWindow:
 def group_by_load(windows: Sequence[MetricsWindow]) -> list[MetricsWindow]:
     """Merge windows of similar load: rates of a group are within a factor of ``alike_load``.
 
-    Groups of too few requests are left out, unless there is no other.
+    Groups of too few requests, or of requests of which none ended, are left out. An error where
+    no other group is there.
     """
     groups: list[list[MetricsWindow]] = []
     for window in sorted(windows, key=lambda one: one.rate_per_s):
@@ -450,4 +462,8 @@ def group_by_load(windows: Sequence[MetricsWindow]) -> list[MetricsWindow]:
     if not enough:
         most = max((window.requests for window in merged), default=0.0)
         raise bad_value("metrics", f"at least {LEAST_REQUESTS} requests", f"{most:.0f}")
-    return enough
+    measured = [window for window in enough if window.has_lengths]
+    if not measured:
+        form = f"requests that ended (in {HISTOGRAMS['prompt']} and {HISTOGRAMS['output']})"
+        raise bad_value("metrics", form, "none", "Look at a longer time.")
+    return measured
