@@ -489,6 +489,30 @@ def test_rows_say_what_a_step_took(expected: ExpectedService, promised: Promised
     assert math.isfinite(float(latencies_ms[0]["power_w"]))
 
 
+def test_a_load_without_any_figure_is_left_out(
+    expected: ExpectedService, promised: PromisedReplica
+) -> None:
+    """False alarms were shared out among no figures, which was a division by zero."""
+    blind = make_window(requests=300.0, ttft_s=math.nan, tpot_s=math.nan)
+    result = check_service(expected, [blind, make_window()], replica=promised)
+    (load,) = result.loads
+    assert load.window.requests == 1000.0
+    with pytest.raises(BadInput, match="time to first token, time per token or power"):
+        check_service(expected, [blind], replica=promised)
+
+
+def test_rows_leave_out_answers_of_one_token(
+    expected: ExpectedService, promised: PromisedReplica
+) -> None:
+    """Such a load has no time per token, and its row was an internal error."""
+    prefills = make_window(requests=300.0, output_tokens=1.0, tpot_s=math.nan)
+    both = check_service(expected, [prefills, make_window()], replica=promised)
+    assert len(write_calibration_rows(both, promised).splitlines()) == 2
+    alone = check_service(expected, [prefills], replica=promised)
+    with pytest.raises(BadInput, match="time per token"):
+        write_calibration_rows(alone, promised)
+
+
 def test_files_of_unknown_dates_ask_for_the_time_between(tmp_path: Path) -> None:
     path = tmp_path / "metrics.txt"
     path.write_text("vllm:time_to_first_token_seconds_count 3\n")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
+from wattcast.core import bad_value
 from wattcast.core.units import show
 from wattcast.predictor.api import predict
 from wattcast.predictor.prediction_json import take_fields
@@ -161,10 +163,14 @@ def write_calibration_rows(result: CheckResult, promised: PromisedReplica) -> st
     """Return rows for ``wattcast calibrate``: the mean decode step of each load.
 
     An engine reports no single step. The step's time is the predicted one times measured over
-    simulated time per token, and its power likewise.
+    simulated time per token, and its power likewise. A load whose answers have one token has no
+    decode step.
     """
     spec = find_language_model(result.expected.replica.model)
-    rows = [_make_row(load, promised, spec) for load in result.loads]
+    decoding = [load for load in result.loads if math.isfinite(load.window.tpot_s)]
+    if not decoding:
+        raise bad_value("metrics", "a mean time per token, for rows of decode steps", "none")
+    rows = [_make_row(load, promised, spec) for load in decoding]
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()

@@ -92,6 +92,12 @@ class MetricsWindow:
         lengths = (self.prompt_tokens, self.output_tokens)
         return all(math.isfinite(tokens) and tokens > 0.0 for tokens in lengths)
 
+    @property
+    def has_figures(self) -> bool:
+        """Whether there is a mean to compare with a simulated one."""
+        figures = (self.ttft_s, self.tpot_s, self.power_w or 0.0)
+        return any(math.isfinite(figure) and figure > 0.0 for figure in figures)
+
 
 def compare_scrapes(
     before: MetricsText,
@@ -448,8 +454,8 @@ def merge_windows(windows: Sequence[MetricsWindow]) -> MetricsWindow:
 def group_by_load(windows: Sequence[MetricsWindow]) -> list[MetricsWindow]:
     """Merge windows of similar load: rates of a group are within a factor of ``alike_load``.
 
-    Groups of too few requests, or of requests of which none ended, are left out. An error where
-    no other group is there.
+    Groups of too few requests, of requests of which none ended, or without any figure to compare
+    are left out. An error where no other group is there.
     """
     groups: list[list[MetricsWindow]] = []
     for window in sorted(windows, key=lambda one: one.rate_per_s):
@@ -466,4 +472,7 @@ def group_by_load(windows: Sequence[MetricsWindow]) -> list[MetricsWindow]:
     if not measured:
         form = f"requests that ended (in {HISTOGRAMS['prompt']} and {HISTOGRAMS['output']})"
         raise bad_value("metrics", form, "none", "Look at a longer time.")
-    return measured
+    comparable = [window for window in measured if window.has_figures]
+    if not comparable:
+        raise bad_value("metrics", "a mean time to first token, time per token or power", "none")
+    return comparable
