@@ -36,7 +36,12 @@ from wattcast.serving.checking.metrics_window import (
     read_scrapes,
 )
 from wattcast.serving.checking.promised_replica import PromisedReplica
-from wattcast.serving.checking.service_causes import fit_strength, limit_batch, slow_host
+from wattcast.serving.checking.service_causes import (
+    FoundCause,
+    fit_strength,
+    limit_batch,
+    slow_host,
+)
 from wattcast.serving.checking.service_check import (
     CheckResult,
     ComparedFigure,
@@ -269,6 +274,31 @@ def test_a_cause_explains_figures_a_seventh_beside_its_simulated_effect() -> Non
     strength, left = fit_strength(np.array([1.0, 2.0]), effects, seen, np.array([1e-3, 1e-3]))
     assert strength == pytest.approx(2.0, abs=0.1)
     assert 1.5 < left < 2.5
+
+
+def test_causes_are_sought_for_a_load_that_has_an_alarm(
+    expected: ExpectedService, promised: PromisedReplica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One load had three figures a little off, each inside; another had one outside. The first was
+    the more surprising of the two, so that causes were sought for neither.
+    """
+
+    def make_figures(deviations: dict[str, float]) -> list[ComparedFigure]:
+        low, high = math.exp(-0.264), math.exp(0.264)
+        return [
+            ComparedFigure(name, math.exp(0.1 * off), 1.0, low, high, 0.1, 0.1, 1.0)
+            for name, off in deviations.items()
+        ]
+
+    inside = make_figures({"ttft_mean_s": 2.5, "tpot_mean_s": 2.5, "power_w": 2.5})
+    outside = make_figures({"ttft_mean_s": 3.0, "tpot_mean_s": 0.0, "power_w": 0.0})
+    loads = iter([inside, outside])
+    monkeypatch.setattr(service_check, "_compare_figures", lambda *_: next(loads))
+    cause = FoundCause("card", 1.1, "the card is slow", left=0.0, gain=9.0)
+    monkeypatch.setattr(service_check, "find_causes", lambda *_, **__: [cause])
+    windows = [make_window(requests=300.0), make_window(requests=1000.0)]
+    result = check_service(expected, windows, replica=promised)
+    assert [load.causes for load in result.loads] == [(), (cause,)]
 
 
 def test_engines_of_a_replica_count_as_one(expected: ExpectedService) -> None:

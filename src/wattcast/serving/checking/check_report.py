@@ -60,8 +60,7 @@ def print_check(console: Console, result: CheckResult) -> None:
 
 def _print_causes(console: Console, load: CheckedLoad) -> None:
     """Print what would explain the figures of a load, the best first."""
-    has_figure = any(finding.kind == "figure" for finding in load.findings)
-    if not has_figure:
+    if not load.has_figure_outside:
         return
     if not load.causes:
         console.print("  None of the causes that are simulated explains it.")

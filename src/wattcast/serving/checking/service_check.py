@@ -100,7 +100,12 @@ class CheckedLoad:
     traffic: ServedTraffic
     figures: tuple[ComparedFigure, ...]
     findings: tuple[ServiceFinding, ...]
-    causes: tuple[FoundCause, ...] = ()
+    causes: tuple[FoundCause, ...] = ()  # of the worst load alone
+
+    @property
+    def has_figure_outside(self) -> bool:
+        """Whether a figure is not where a healthy service has it."""
+        return any(finding.kind == "figure" for finding in self.findings)
 
 
 @dataclass(frozen=True)
@@ -157,17 +162,14 @@ def check_service(
             rate = f"{window.rate_per_s:.3g} requests/s a replica"
             tell(f"load {len(loads) + 1} of {len(groups)}: {rate}, {window.requests:,.0f} requests")
         loads.append(_check_load(expected, window, promised, len(groups)))
-    worst = max(loads, key=lambda load: _measure_surprise(load.figures), default=None)
-    checked = []
-    for load in loads:
-        is_worst = load is worst
-        has_figure = any(finding.kind == "figure" for finding in load.findings)
-        if is_worst and has_figure:
-            if tell is not None:
-                tell("looking for what would explain it")
-            load = replace(load, causes=tuple(_explain_load(load, promised)))
-        checked.append(load)
-    return CheckResult(expected, tuple(checked), expected.adopted is not None)
+    to_explain = [load for load in loads if load.has_figure_outside]
+    if to_explain:
+        if tell is not None:
+            tell("looking for what would explain it")
+        worst = max(to_explain, key=lambda load: _measure_surprise(load.figures))
+        causes = tuple(_explain_load(worst, promised))
+        loads = [replace(load, causes=causes) if load is worst else load for load in loads]
+    return CheckResult(expected, tuple(loads), expected.adopted is not None)
 
 
 def count_replicas(expected: ExpectedService, window: MetricsWindow) -> MetricsWindow:
@@ -184,7 +186,7 @@ def _measure_surprise(figures: Sequence[ComparedFigure]) -> float:
 
 
 def _explain_load(load: CheckedLoad, promised: PromisedReplica) -> list[FoundCause]:
-    """Return the causes that explain the figures of a load."""
+    """Return the causes that would explain the figures of a load."""
     logs = {figure.name: figure.log_ratio for figure in load.figures}
     sigmas = {figure.name: figure.sigma for figure in load.figures}
     return find_causes(
