@@ -6,6 +6,7 @@ plan's as predictions are, with other arrivals, lengths and loads.
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import urllib.parse
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 from simulated_metrics import RunningService, disturb_costs, slow_down
 
 from wattcast.calibrate.calibration_rows import read_calibration_rows
@@ -24,7 +26,11 @@ from wattcast.hardware import load_gpu
 from wattcast.serving.capacity_plan import plan
 from wattcast.serving.checking import service_check
 from wattcast.serving.checking.check_coefficients import CHECK
-from wattcast.serving.checking.check_report import summarise_check, write_calibration_rows
+from wattcast.serving.checking.check_report import (
+    print_check,
+    summarise_check,
+    write_calibration_rows,
+)
 from wattcast.serving.checking.metrics_text import parse_metrics_text
 from wattcast.serving.checking.metrics_window import (
     MetricsWindow,
@@ -276,29 +282,57 @@ def test_a_cause_explains_figures_a_seventh_beside_its_simulated_effect() -> Non
     assert 1.5 < left < 2.5
 
 
+def make_figures(deviations: dict[str, float]) -> list[ComparedFigure]:
+    """Make figures that are so many standard deviations off; up to 2.64 are inside."""
+    low, high = math.exp(-0.264), math.exp(0.264)
+    return [
+        ComparedFigure(name, math.exp(0.1 * off), 1.0, low, high, 0.1, 0.1, 1.0)
+        for name, off in deviations.items()
+    ]
+
+
+def check_two_loads(
+    expected: ExpectedService,
+    promised: PromisedReplica,
+    monkeypatch: pytest.MonkeyPatch,
+    deviations: list[dict[str, float]],
+) -> CheckResult:
+    """Check two loads whose figures are off as told, and of which each has the same cause."""
+    figures = iter([make_figures(one) for one in deviations])
+    monkeypatch.setattr(service_check, "_compare_figures", lambda *_: next(figures))
+    monkeypatch.setattr(service_check, "find_causes", lambda *_, **__: [SLOW_CARD])
+    windows = [make_window(requests=300.0), make_window(requests=1000.0)]
+    return check_service(expected, windows, replica=promised)
+
+
+SLOW_CARD = FoundCause("card", 1.1, "the card is slow", left=0.0, gain=9.0)
+
+
 def test_causes_are_sought_for_a_load_that_has_an_alarm(
     expected: ExpectedService, promised: PromisedReplica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One load had three figures a little off, each inside; another had one outside. The first was
     the more surprising of the two, so that causes were sought for neither.
     """
+    inside = {"ttft_mean_s": 2.5, "tpot_mean_s": 2.5, "power_w": 2.5}
+    outside = {"ttft_mean_s": 3.0, "tpot_mean_s": 0.0, "power_w": 0.0}
+    result = check_two_loads(expected, promised, monkeypatch, [inside, outside])
+    assert [load.causes for load in result.loads] == [(), (SLOW_CARD,)]
 
-    def make_figures(deviations: dict[str, float]) -> list[ComparedFigure]:
-        low, high = math.exp(-0.264), math.exp(0.264)
-        return [
-            ComparedFigure(name, math.exp(0.1 * off), 1.0, low, high, 0.1, 0.1, 1.0)
-            for name, off in deviations.items()
-        ]
 
-    inside = make_figures({"ttft_mean_s": 2.5, "tpot_mean_s": 2.5, "power_w": 2.5})
-    outside = make_figures({"ttft_mean_s": 3.0, "tpot_mean_s": 0.0, "power_w": 0.0})
-    loads = iter([inside, outside])
-    monkeypatch.setattr(service_check, "_compare_figures", lambda *_: next(loads))
-    cause = FoundCause("card", 1.1, "the card is slow", left=0.0, gain=9.0)
-    monkeypatch.setattr(service_check, "find_causes", lambda *_, **__: [cause])
-    windows = [make_window(requests=300.0), make_window(requests=1000.0)]
-    result = check_service(expected, windows, replica=promised)
-    assert [load.causes for load in result.loads] == [(), (cause,)]
+def test_a_load_whose_causes_were_not_sought_is_not_said_to_have_none(
+    expected: ExpectedService, promised: PromisedReplica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two loads with an alarm the worse is explained; of the other it was said that no cause
+    explains it.
+    """
+    result = check_two_loads(
+        expected, promised, monkeypatch, [{"ttft_mean_s": 3.0}, {"ttft_mean_s": 4.0}]
+    )
+    text = io.StringIO()
+    print_check(Console(file=text, width=200), result)
+    assert "the card is slow" in text.getvalue()
+    assert "None of the causes" not in text.getvalue()
 
 
 def test_engines_of_a_replica_count_as_one(expected: ExpectedService) -> None:

@@ -52,21 +52,20 @@ def print_check(console: Console, result: CheckResult) -> None:
     kinds = {finding.kind for finding in result.findings}
     if kinds and "figure" not in kinds:
         console.print("  With this traffic, all figures are where a healthy service has them.")
-    for load in result.loads:
-        _print_causes(console, load)
+    if "figure" in kinds:
+        _print_causes(console, result)
     print_rows(console, _list_rows(result), _COLUMNS, left=("figure", "interval", "verdict"))
     print_notes(console, list_check_notes(result))
 
 
-def _print_causes(console: Console, load: CheckedLoad) -> None:
-    """Print what would explain the figures of a load, the best first."""
-    if not load.has_figure_outside:
-        return
-    if not load.causes:
+def _print_causes(console: Console, result: CheckResult) -> None:
+    """Print what would explain the figures of the worst load, the best first."""
+    causes = [cause for load in result.loads for cause in load.causes]
+    if not causes:
         console.print("  None of the causes that are simulated explains it.")
         return
     console.print("  What would explain it, best first:")
-    for cause in load.causes[:MOST_CAUSES]:
+    for cause in causes[:MOST_CAUSES]:
         console.print(f"    {escape(cause.sentence)}")
 
 
