@@ -343,11 +343,13 @@ def test_engines_of_a_replica_count_as_one(expected: ExpectedService) -> None:
     assert count_replicas(shared, window).rate_per_s == pytest.approx(8.0)
 
 
-def test_more_than_was_planned_is_said(expected: ExpectedService) -> None:
+def test_more_than_a_replica_serves_is_said(expected: ExpectedService) -> None:
+    """Of a plan for 12 requests/s whose replica can serve 25, it was said that 25 were planned."""
     most = expected.capacity_per_replica_per_s
     assert find_overload(expected, make_window(requests=100.0 * most)) == []
     (finding,) = find_overload(expected, make_window(requests=150.0 * most))
-    assert "more than" in finding.sentence
+    limit = f"{most:.3g} that it serves within all bounds"
+    assert finding.sentence == f"a replica gets {1.5 * most:.3g} requests/s, more than the {limit}"
 
 
 def test_the_strength_of_a_cause_is_between_those_that_were_simulated() -> None:

@@ -372,13 +372,13 @@ def find_other_lengths(
 
 
 def find_overload(expected: ExpectedService, window: MetricsWindow) -> list[ServiceFinding]:
-    """Return that an engine has more to do than it serves within all bounds."""
+    """Return that a replica gets more requests than it serves within all bounds."""
     most = expected.capacity_per_replica_per_s
     chance = 1.0 + _SAMPLING / math.sqrt(window.requests)
     if window.rate_per_s <= most * chance:
         return []
     rate = f"{window.rate_per_s:.3g} requests/s"
-    sentence = f"an engine serves {rate}, more than the {most:.3g} that were planned for"
+    sentence = f"a replica gets {rate}, more than the {most:.3g} that it serves within all bounds"
     return [ServiceFinding("load", sentence)]
 
 

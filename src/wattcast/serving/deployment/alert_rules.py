@@ -81,7 +81,7 @@ def _make_power_rule(
 
 
 def _make_overload_rule(expected: ExpectedService) -> dict[str, Any]:
-    """Return the rule of a load beyond what a replica was seen to serve."""
+    """Return the rule of a load beyond what a replica serves within all bounds."""
     most = expected.capacity_per_replica_per_s
     expression = f"{_REQUESTS} > {most:.6g}"
     return {
@@ -90,7 +90,9 @@ def _make_overload_rule(expected: ExpectedService) -> dict[str, Any]:
         "for": PATIENCE,
         "labels": {"severity": "warning"},
         "annotations": {
-            "summary": f"An engine serves more than the {most:.3g} requests/s it was planned for."
+            "summary": (
+                f"An engine gets more than the {most:.3g} requests/s that it serves within all bounds."
+            )
         },
     }
 
