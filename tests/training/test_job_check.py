@@ -438,6 +438,37 @@ def test_columns_of_megatron_and_tensorboard_are_known(name: str) -> None:
     assert recognise_column(name) is not None
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("optimizer_step_time", "step_time"),
+        ("max_step_time", "train_step_time"),
+        ("forward_step_time", "perf/step_time"),
+        ("perf/eval_step_time", "perf/step_time"),
+        ("batch_time", "wattcast/step_s"),
+        ("batch_time", "step_time"),
+        ("avg_step_time", "iteration_time"),
+        ("eval/data_time_ms", "step_time"),
+    ],
+)
+def test_the_time_of_a_step_is_not_that_of_a_part_of_it(
+    names: tuple[str, str], tmp_path: Path
+) -> None:
+    """Any name that ended like a step's time was taken for it, and of several the first: of a log
+    with ``optimizer_step_time``, every step took as long as the optimiser.
+    """
+    other, right = names
+    path = write_lines(tmp_path / "log.jsonl", [{"step": 50, other: 0.01, right: STEP_S}] * 5)
+    assert time_usual_step(path) == pytest.approx(STEP_S)
+
+
+def test_evaluations_are_known_by_any_part_of_a_name() -> None:
+    for name in ("perf/eval_step_time", "val.step_time", "model/test/step_time", "eval-step_time"):
+        assert recognise_column(name) is None
+    for name in ("evals_off/step_time", "latest/step_time", "valuable/step_time"):
+        assert recognise_column(name) is not None
+
+
 def test_other_printed_lines_are_refused_in_words(tmp_path: Path) -> None:
     path = tmp_path / "titan.log"
     path.write_text("[rank0]:[titan] 2025-11-19 10:00:00 - root - INFO - step: 10  loss: 1.9\n")

@@ -38,7 +38,8 @@ class LogColumn:
     quantity: Quantity
     factor: float = 1.0
     gpu: int | None = None
-    rank: int = 0  # of several columns with a quantity, the least is read
+    # of several columns with a quantity the one of lowest rank is read, among equals the first
+    rank: int = 0
 
 
 _STEP_NAMES = (
@@ -59,37 +60,37 @@ _RUNTIMES = (
     "elapsed_time",
 )
 _TIMES = ("_timestamp", "timestamp", "wall_time", "wall time", "time")
+_PATH = r"(?:.*/)?"  # of objects or folders around a name
 _GPU = r"gpu[._/ ]?(?P<gpu>\d+)[._/ ]"
-# Patterns of whole names: quantity, factor to SI units
+_SECONDS = r"(?:_s|_sec|_seconds|\(s\))"
+_MILLISECONDS = r"(?:_ms|\(ms\))"
+_STEP_TIME = rf"{_PATH}(?:train_)?(?:step|iteration|iter)[_-]?time"
+_MEAN_STEP_TIME = rf"{_PATH}(?:avg|average|mean)_(?:step|iteration|iter)[_-]?time"
+_BATCH_TIME = rf"{_PATH}(?:train_)?batch[_-]?time"
+_DATA = rf"{_PATH}(?:data|dataloader|data_loading|data_wait)"
+# Patterns of whole names, the best of a quantity first: quantity, factor to SI units
 _PATTERNS: tuple[tuple[str, Quantity, float], ...] = (
     (r"wattcast/step_s", Quantity.STEP_TIME, 1.0),
     (r"wattcast/power_w", Quantity.TOTAL_POWER, 1.0),
-    (
-        r"(?:.*[/_. ])?(?:step|iteration|iter|batch)[_-]?time(?:_s|_sec|_seconds|\(s\))?",
-        Quantity.STEP_TIME,
-        1.0,
-    ),
-    (
-        r"(?:.*[/_. ])?(?:step|iteration|iter|batch)_?time(?:_ms|\(ms\))",
-        Quantity.STEP_TIME,
-        1e-3,
-    ),
-    (r"(?:.*/)?(?:time|seconds)_per_(?:step|iteration)", Quantity.STEP_TIME, 1.0),
-    (r"(?:.*/)?train_step_timing(?: in s)?", Quantity.STEP_TIME, 1.0),
-    (r"(?:.*/)?end_to_end\(s\)", Quantity.STEP_TIME, 1.0),
-    (r"(?:.*/)?train_runtime", Quantity.TRAIN_TIME, 1.0),
+    (rf"{_STEP_TIME}{_SECONDS}?", Quantity.STEP_TIME, 1.0),
+    (rf"{_STEP_TIME}{_MILLISECONDS}", Quantity.STEP_TIME, 1e-3),
+    (rf"{_PATH}(?:time|seconds)_per_(?:step|iteration)", Quantity.STEP_TIME, 1.0),
+    (rf"{_PATH}train_step_timing(?: in s)?", Quantity.STEP_TIME, 1.0),
+    (rf"{_PATH}end_to_end\(s\)", Quantity.STEP_TIME, 1.0),
     (r"elapsed time per iteration \(ms\)", Quantity.STEP_TIME, 1e-3),
-    (r"(?:.*/)?(?:train_)?steps_per_second", Quantity.STEP_RATE, 1.0),
+    (rf"{_MEAN_STEP_TIME}{_SECONDS}?", Quantity.STEP_TIME, 1.0),
+    (rf"{_MEAN_STEP_TIME}{_MILLISECONDS}", Quantity.STEP_TIME, 1e-3),
+    # gradients of several batches may make one step
+    (rf"{_BATCH_TIME}{_SECONDS}?", Quantity.STEP_TIME, 1.0),
+    (rf"{_BATCH_TIME}{_MILLISECONDS}", Quantity.STEP_TIME, 1e-3),
+    (rf"{_PATH}train_runtime", Quantity.TRAIN_TIME, 1.0),
+    (rf"{_PATH}(?:train_)?steps_per_second", Quantity.STEP_RATE, 1.0),
     (r"throughput/batches_per_sec", Quantity.STEP_RATE, 1.0),
-    (r"(?:.*/)?(?:train_)?samples_per_second", Quantity.SAMPLE_RATE, 1.0),
+    (rf"{_PATH}(?:train_)?samples_per_second", Quantity.SAMPLE_RATE, 1.0),
+    (rf"{_DATA}(?:_time|_s|\(s\))", Quantity.WAIT_TIME, 1.0),
+    (rf"{_DATA}(?:_time)?_ms", Quantity.WAIT_TIME, 1e-3),
     (
-        r"(?:.*/)?(?:data|dataloader|data_loading|data_wait)(?:_time|_s|\(s\))",
-        Quantity.WAIT_TIME,
-        1.0,
-    ),
-    (r"(?:.*/)?(?:data|dataloader|data_loading|data_wait)(?:_time)?_ms", Quantity.WAIT_TIME, 1e-3),
-    (
-        r"(?:.*/)?(?:num_input_tokens_seen|tokens_seen|total_tokens|consumed_tokens|num_tokens)",
+        rf"{_PATH}(?:num_input_tokens_seen|tokens_seen|total_tokens|consumed_tokens|num_tokens)",
         Quantity.TOKENS,
         1.0,
     ),
@@ -101,7 +102,10 @@ _PATTERNS: tuple[tuple[str, Quantity, float], ...] = (
 _COMPILED = [(re.compile(pattern), quantity, factor) for pattern, quantity, factor in _PATTERNS]
 # W&B's page writes the extremes of smoothed points into columns of their own
 _EXTREMES = re.compile(r"__(?:min|max)$")
-_OTHER_LOOPS = ("eval", "val", "test", "predict")
+_OTHER_LOOP = re.compile(
+    r"(?:eval|evaluate|evaluation|val|valid|validate|validation|test|testing|predict|prediction)"
+    r"(?:[^a-z].*)?"
+)
 KNOWN_NAMES = (
     "global_step, _timestamp, step_time, train_steps_per_second, num_input_tokens_seen, "
     "system.gpu.0.powerWatts, system/gpu_0_power_usage_watts or wattcast/step_s"
@@ -110,20 +114,22 @@ KNOWN_NAMES = (
 
 def is_of_other_loop(name: str) -> bool:
     """Whether a column is of an evaluation or a test, whose steps are not those of training."""
-    return name.rsplit(" - ", 1)[-1].strip().lower().startswith(_OTHER_LOOPS)
+    parts = _shorten_name(name).replace(".", "/").split("/")
+    return any(_OTHER_LOOP.fullmatch(part) for part in parts)
 
 
 def recognise_column(name: str) -> LogColumn | None:
     """Return what a column says; None where nothing that is needed.
 
-    >>> recognise_column("run-7 - system/gpu.3.powerWatts")
-    LogColumn(quantity=<Quantity.POWER: 'power'>, factor=1.0, gpu=3, rank=0)
+    >>> column = recognise_column("run-7 - system/gpu.3.powerWatts")
+    >>> column.quantity, column.gpu
+    (<Quantity.POWER: 'power'>, 3)
     >>> recognise_column("train.global_step")
     LogColumn(quantity=<Quantity.STEP: 'step'>, factor=1.0, gpu=None, rank=0)
     >>> recognise_column("train/loss") is None
     True
     """
-    plain = name.rsplit(" - ", 1)[-1].strip().lower()
+    plain = _shorten_name(name)
     if _EXTREMES.search(plain) or is_of_other_loop(name):
         return None
     for names, quantity in (
@@ -135,9 +141,14 @@ def recognise_column(name: str) -> LogColumn | None:
         for word in (plain, plain.replace(".", "/")):
             if word in names:
                 return LogColumn(quantity, rank=names.index(word))
-    for pattern, quantity, factor in _COMPILED:
+    for rank, (pattern, quantity, factor) in enumerate(_COMPILED):
         match = pattern.fullmatch(plain)
         if match is not None:
             gpu = match.groupdict().get("gpu")
-            return LogColumn(quantity, factor, None if gpu is None else int(gpu))
+            return LogColumn(quantity, factor, None if gpu is None else int(gpu), rank)
     return None
+
+
+def _shorten_name(name: str) -> str:
+    """Return a name in lower case, without the name of a run before it."""
+    return name.rsplit(" - ", 1)[-1].strip().lower()
