@@ -462,6 +462,55 @@ def test_the_time_of_a_step_is_not_that_of_a_part_of_it(
     assert time_usual_step(path) == pytest.approx(STEP_S)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "wattcast/step_s",
+        "wattcast/power_w",
+        "time_metrics/end_to_end(s)",
+        "time_metrics/data_loading(s)",
+        "train/train_runtime",
+        "train/tokens_seen",
+        "train/data_time",
+        "throughput/batches_per_sec",
+        "perf/step_time",
+        "system/gpu/0/powerWatts",
+    ],
+)
+def test_a_name_in_an_object_says_what_it_says_on_a_line(name: str) -> None:
+    """Objects inside objects join their names by dots, of which only exact names knew: the log of
+    Wattcast's own callback was read where it was flat alone.
+    """
+    assert recognise_column(name) is not None
+    assert recognise_column(name.replace("/", ".")) == recognise_column(name)
+
+
+def test_the_callbacks_own_log_is_read_from_objects(tmp_path: Path) -> None:
+    line = {"step": 50, "wattcast": {"step_s": STEP_S, "power_w": 2400.0}}
+    path = write_lines(tmp_path / "log.jsonl", [line] * 5)
+    measured = sum_up_logs(read_job_logs([path]), 4)
+    assert measured.step_s == pytest.approx(STEP_S)
+    assert measured.power_w == 600.0
+
+
+@pytest.mark.parametrize(
+    ("name", "quantity", "factor"),
+    [
+        ("data_time_s", Quantity.WAIT_TIME, 1.0),
+        ("data_loading_time(s)", Quantity.WAIT_TIME, 1.0),
+        ("data_time(ms)", Quantity.WAIT_TIME, 1e-3),
+        ("step-time_ms", Quantity.STEP_TIME, 1e-3),
+        ("time_per_step_ms", Quantity.STEP_TIME, 1e-3),
+        ("time_per_iteration_s", Quantity.STEP_TIME, 1.0),
+    ],
+)
+def test_a_unit_may_follow_any_time(name: str, quantity: Quantity, factor: float) -> None:
+    """Some names were known with a unit behind them and their like without one alone."""
+    column = recognise_column(name)
+    assert column is not None
+    assert (column.quantity, column.factor) == (quantity, factor)
+
+
 def test_evaluations_are_known_by_any_part_of_a_name() -> None:
     for name in ("perf/eval_step_time", "val.step_time", "model/test/step_time", "eval-step_time"):
         assert recognise_column(name) is None

@@ -61,10 +61,11 @@ _RUNTIMES = (
 )
 _TIMES = ("_timestamp", "timestamp", "wall_time", "wall time", "time")
 _PATH = r"(?:.*/)?"  # of objects or folders around a name
-_GPU = r"gpu[._/ ]?(?P<gpu>\d+)[._/ ]"
+_GPU = r"gpu[_/ ]?(?P<gpu>\d+)[_/ ]"
 _SECONDS = r"(?:_s|_sec|_seconds|\(s\))"
 _MILLISECONDS = r"(?:_ms|\(ms\))"
 _STEP_TIME = rf"{_PATH}(?:train_)?(?:step|iteration|iter)[_-]?time"
+_TIME_PER_STEP = rf"{_PATH}(?:time|seconds)_per_(?:step|iteration)"
 _MEAN_STEP_TIME = rf"{_PATH}(?:avg|average|mean)_(?:step|iteration|iter)[_-]?time"
 _BATCH_TIME = rf"{_PATH}(?:train_)?batch[_-]?time"
 _DATA = rf"{_PATH}(?:data|dataloader|data_loading|data_wait)"
@@ -74,7 +75,8 @@ _PATTERNS: tuple[tuple[str, Quantity, float], ...] = (
     (r"wattcast/power_w", Quantity.TOTAL_POWER, 1.0),
     (rf"{_STEP_TIME}{_SECONDS}?", Quantity.STEP_TIME, 1.0),
     (rf"{_STEP_TIME}{_MILLISECONDS}", Quantity.STEP_TIME, 1e-3),
-    (rf"{_PATH}(?:time|seconds)_per_(?:step|iteration)", Quantity.STEP_TIME, 1.0),
+    (rf"{_TIME_PER_STEP}{_SECONDS}?", Quantity.STEP_TIME, 1.0),
+    (rf"{_TIME_PER_STEP}{_MILLISECONDS}", Quantity.STEP_TIME, 1e-3),
     (rf"{_PATH}train_step_timing(?: in s)?", Quantity.STEP_TIME, 1.0),
     (rf"{_PATH}end_to_end\(s\)", Quantity.STEP_TIME, 1.0),
     (r"elapsed time per iteration \(ms\)", Quantity.STEP_TIME, 1e-3),
@@ -87,17 +89,17 @@ _PATTERNS: tuple[tuple[str, Quantity, float], ...] = (
     (rf"{_PATH}(?:train_)?steps_per_second", Quantity.STEP_RATE, 1.0),
     (r"throughput/batches_per_sec", Quantity.STEP_RATE, 1.0),
     (rf"{_PATH}(?:train_)?samples_per_second", Quantity.SAMPLE_RATE, 1.0),
-    (rf"{_DATA}(?:_time|_s|\(s\))", Quantity.WAIT_TIME, 1.0),
-    (rf"{_DATA}(?:_time)?_ms", Quantity.WAIT_TIME, 1e-3),
+    (rf"{_DATA}(?:_time|(?:_time)?{_SECONDS})", Quantity.WAIT_TIME, 1.0),
+    (rf"{_DATA}(?:_time)?{_MILLISECONDS}", Quantity.WAIT_TIME, 1e-3),
     (
         rf"{_PATH}(?:num_input_tokens_seen|tokens_seen|total_tokens|consumed_tokens|num_tokens)",
         Quantity.TOKENS,
         1.0,
     ),
-    (rf"(?:system[./])?{_GPU}(?:powerwatts|power_usage_watts)", Quantity.POWER, 1.0),
-    (rf"(?:system[./])?{_GPU}(?:gpu|utilization_percentage)", Quantity.BUSY, 1e-2),
-    (rf"(?:system[./])?{_GPU}smclock", Quantity.CLOCK, 1e6),
-    (rf"(?:system[./])?{_GPU}enforcedpowerlimitwatts", Quantity.LIMIT, 1.0),
+    (rf"(?:system/)?{_GPU}(?:powerwatts|power_usage_watts)", Quantity.POWER, 1.0),
+    (rf"(?:system/)?{_GPU}(?:gpu|utilization_percentage)", Quantity.BUSY, 1e-2),
+    (rf"(?:system/)?{_GPU}smclock", Quantity.CLOCK, 1e6),
+    (rf"(?:system/)?{_GPU}enforcedpowerlimitwatts", Quantity.LIMIT, 1.0),
 )
 _COMPILED = [(re.compile(pattern), quantity, factor) for pattern, quantity, factor in _PATTERNS]
 # W&B's page writes the extremes of smoothed points into columns of their own
@@ -114,8 +116,7 @@ KNOWN_NAMES = (
 
 def is_of_other_loop(name: str) -> bool:
     """Whether a column is of an evaluation or a test, whose steps are not those of training."""
-    parts = _shorten_name(name).replace(".", "/").split("/")
-    return any(_OTHER_LOOP.fullmatch(part) for part in parts)
+    return any(_OTHER_LOOP.fullmatch(part) for part in _find_path(name).split("/"))
 
 
 def recognise_column(name: str) -> LogColumn | None:
@@ -129,26 +130,27 @@ def recognise_column(name: str) -> LogColumn | None:
     >>> recognise_column("train/loss") is None
     True
     """
-    plain = _shorten_name(name)
-    if _EXTREMES.search(plain) or is_of_other_loop(name):
+    path = _find_path(name)
+    if _EXTREMES.search(path) or is_of_other_loop(name):
         return None
     for names, quantity in (
         (_STEP_NAMES, Quantity.STEP),
         (_RUNTIMES, Quantity.RUNTIME),
         (_TIMES, Quantity.TIME),
     ):
-        # objects inside objects join their names by dots
-        for word in (plain, plain.replace(".", "/")):
-            if word in names:
-                return LogColumn(quantity, rank=names.index(word))
+        if path in names:
+            return LogColumn(quantity, rank=names.index(path))
     for rank, (pattern, quantity, factor) in enumerate(_COMPILED):
-        match = pattern.fullmatch(plain)
+        match = pattern.fullmatch(path)
         if match is not None:
             gpu = match.groupdict().get("gpu")
             return LogColumn(quantity, factor, None if gpu is None else int(gpu), rank)
     return None
 
 
-def _shorten_name(name: str) -> str:
-    """Return a name in lower case, without the name of a run before it."""
-    return name.rsplit(" - ", 1)[-1].strip().lower()
+def _find_path(name: str) -> str:
+    """Return a name in lower case, without the name of a run, its parts joined by slashes.
+
+    Objects inside objects join their names by dots.
+    """
+    return name.rsplit(" - ", 1)[-1].strip().lower().replace(".", "/")
