@@ -493,6 +493,37 @@ def test_the_callbacks_own_log_is_read_from_objects(tmp_path: Path) -> None:
     assert measured.power_w == 600.0
 
 
+def test_the_callbacks_own_steps_are_read_from_weights_and_biases(tmp_path: Path) -> None:
+    """``log_to_wandb`` counts steps in ``wattcast/step``, which was not known. W&B's count of lines
+    was read instead: of a loop that logs every 50 steps, 98 % of the time passed in pauses.
+    """
+    lines = [
+        {"_step": number, "_timestamp": BEGIN_S + 50 * number * STEP_S, "wattcast/step": 50 * number,
+         "wattcast/step_s": STEP_S}
+        for number in range(1, 20)
+    ]  # fmt: skip
+    path = write_lines(tmp_path / "history.jsonl", lines)
+    found = sum_up_logs(read_job_logs([path]), 1)
+    assert found.pause_share == pytest.approx(0.0, abs=1e-9)
+    assert found.steps == 17 * 50
+
+
+def test_the_best_column_of_a_log_is_read_on_all_its_lines(tmp_path: Path) -> None:
+    """Each line had a best column of its own: a log with a batch's time on every line and a step's
+    on every tenth was read as one of batches. Lines without the Trainer's step had W&B's count of
+    lines as theirs, and two counts of one job were refused as two jobs.
+    """
+    lines: list[dict[str, float]] = []
+    for number in range(1, 31):
+        time_s = BEGIN_S + 10 * number * STEP_S
+        lines.append({"_step": 2 * number, "_timestamp": time_s, "train/global_step": 10 * number})
+        lines.append({"_step": 2 * number + 1, "_timestamp": time_s + 0.1, "batch_time": 0.1})
+    lines[20]["step_time"] = STEP_S
+    found = sum_up_logs(read_job_logs([write_lines(tmp_path / "history.jsonl", lines)]), 1)
+    assert found.step_s == pytest.approx(STEP_S)
+    assert found.steps == 280
+
+
 @pytest.mark.parametrize(
     ("name", "quantity", "factor"),
     [

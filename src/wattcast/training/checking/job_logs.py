@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -220,35 +220,49 @@ def _to_number(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _build_series(records: Iterable[LogRecord]) -> dict[tuple[Quantity, int | None], LogSeries]:
+def _build_series(records: Sequence[LogRecord]) -> dict[tuple[Quantity, int | None], LogSeries]:
     """Return the series of all quantities that records have."""
-    columns: dict[str, LogColumn | None] = {}
+    columns = _choose_columns(records)
     points: dict[tuple[Quantity, int | None], list[tuple[float, float, float]]] = {}
     for record in records:
-        best: dict[tuple[Quantity, int | None], tuple[int, float]] = {}
+        values: dict[tuple[Quantity, int | None], float] = {}
         for name, value in record.items():
-            if name not in columns:
-                columns[name] = recognise_column(name)
-            column = columns[name]
-            if column is None:
-                continue
-            key = (column.quantity, column.gpu)
-            if key not in best or column.rank < best[key][0]:
-                best[key] = (column.rank, value * column.factor)
-        step = best.get((Quantity.STEP, None), (0, math.nan))[1]
-        time_s = _find_time(best)
-        for key, (_, value) in best.items():
+            column = columns.get(name)
+            if column is not None:
+                values.setdefault((column.quantity, column.gpu), value * column.factor)
+        step = values.get((Quantity.STEP, None), math.nan)
+        time_s = _find_time(values)
+        for key, value in values.items():
             if key[0] not in (Quantity.TIME, Quantity.RUNTIME):
                 points.setdefault(key, []).append((value, step, time_s))
     return {key: _make_series(key[0], rows) for key, rows in points.items()}
 
 
-def _find_time(best: dict[tuple[Quantity, int | None], tuple[int, float]]) -> float:
+def _choose_columns(records: Iterable[LogRecord]) -> dict[str, LogColumn]:
+    """Return the columns to read: of each quantity those of the lowest rank in the whole log."""
+    names = dict.fromkeys(name for record in records for name in record)
+    columns: dict[str, LogColumn] = {}
+    least_rank: dict[tuple[Quantity, int | None], int] = {}
+    for name in names:
+        column = recognise_column(name)
+        if column is None:
+            continue
+        columns[name] = column
+        key = (column.quantity, column.gpu)
+        least_rank[key] = min(column.rank, least_rank.get(key, column.rank))
+    return {
+        name: column
+        for name, column in columns.items()
+        if column.rank == least_rank[column.quantity, column.gpu]
+    }
+
+
+def _find_time(values: Mapping[tuple[Quantity, int | None], float]) -> float:
     """Return the time of a record in seconds; runtimes count from the begin of a job."""
-    if (Quantity.TIME, None) in best:
-        time_s = best[Quantity.TIME, None][1]
+    if (Quantity.TIME, None) in values:
+        time_s = values[Quantity.TIME, None]
         return time_s / 1e3 if time_s > MILLISECONDS else time_s
-    return best.get((Quantity.RUNTIME, None), (0, math.nan))[1]
+    return values.get((Quantity.RUNTIME, None), math.nan)
 
 
 _POSITIVE = (

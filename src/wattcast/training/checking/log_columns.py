@@ -38,28 +38,32 @@ class LogColumn:
     quantity: Quantity
     factor: float = 1.0
     gpu: int | None = None
-    # of several columns with a quantity the one of lowest rank is read, among equals the first
+    # of a log's columns with a quantity those of the lowest rank are read, on a line the first
     rank: int = 0
 
 
+# Names of equal worth stand together, the best first
 _STEP_NAMES = (
-    "train/global_step",
-    "trainer/global_step",
-    "global_step",
-    "current_steps",
-    "step",
-    "iteration",
-    "iter",
-    "_step",
+    (
+        "train/global_step",
+        "trainer/global_step",
+        "global_step",
+        "current_steps",
+        "wattcast/step",
+    ),
+    ("step",),
+    ("iteration",),
+    ("iter",),
+    ("_step",),  # of W&B, which counts lines
 )
 _RUNTIMES = (
-    "_runtime",
-    "relative time (process)",
-    "relative time (wall)",
-    "relative_time",
-    "elapsed_time",
+    ("_runtime",),
+    ("relative time (process)",),
+    ("relative time (wall)",),
+    ("relative_time",),
+    ("elapsed_time",),
 )
-_TIMES = ("_timestamp", "timestamp", "wall_time", "wall time", "time")
+_TIMES = (("_timestamp",), ("timestamp",), ("wall_time",), ("wall time",), ("time",))
 _PATH = r"(?:.*/)?"  # of objects or folders around a name
 _GPU = r"gpu[_/ ]?(?P<gpu>\d+)[_/ ]"
 _SECONDS = r"(?:_s|_sec|_seconds|\(s\))"
@@ -133,13 +137,14 @@ def recognise_column(name: str) -> LogColumn | None:
     path = _find_path(name)
     if _EXTREMES.search(path) or is_of_other_loop(name):
         return None
-    for names, quantity in (
+    for names_by_rank, quantity in (
         (_STEP_NAMES, Quantity.STEP),
         (_RUNTIMES, Quantity.RUNTIME),
         (_TIMES, Quantity.TIME),
     ):
-        if path in names:
-            return LogColumn(quantity, rank=names.index(path))
+        for rank, names in enumerate(names_by_rank):
+            if path in names:
+                return LogColumn(quantity, rank=rank)
     for rank, (pattern, quantity, factor) in enumerate(_COMPILED):
         match = pattern.fullmatch(path)
         if match is not None:
