@@ -525,6 +525,31 @@ def test_the_best_column_of_a_log_is_read_on_all_its_lines(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("step_time", "a usual step takes 0 s"),
+        ("train_steps_per_second", "no steps in a second"),
+        ("system.gpu.0.powerWatts", "neither times of steps nor watts"),
+    ],
+)
+def test_a_log_of_nothing_but_zeros_is_refused(
+    name: str, words: str, job: ExpectedJob, tmp_path: Path
+) -> None:
+    """Each was a division by zero."""
+    lines = [{"step": step, name: 0.0} for step in range(1, 9)]
+    path = write_lines(tmp_path / "log.jsonl", lines)
+    with pytest.raises(BadInput, match=words):
+        check_job(job, read_job_logs([path]))
+
+
+def test_a_trainers_last_line_may_have_no_rates(tmp_path: Path) -> None:
+    """Rates of a job that was resumed at its end are zero, which was a division by zero."""
+    zeros = {"train_steps_per_second": 0.0, "train_samples_per_second": 0.0}
+    path = write_lines(tmp_path / "log.jsonl", [{"step": 8, "step_time": STEP_S, **zeros}])
+    assert sum_up_logs(read_job_logs([path]), 1).step_sequences is None
+
+
+@pytest.mark.parametrize(
     ("name", "quantity", "factor"),
     [
         ("data_time_s", Quantity.WAIT_TIME, 1.0),

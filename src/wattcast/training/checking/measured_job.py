@@ -59,7 +59,7 @@ def sum_up_logs(log: JobLog, gpus: int) -> MeasuredJob:
     times = _time_steps(log)
     per_gpu = _measure_gpus(log)
     power_w = _find_power(log, per_gpu, gpus)
-    if times.step_s is None and power_w is None:
+    if times.step_s is None and not power_w:
         raise BadInput(
             "the logs have neither times of steps nor watts. Give a log with global_step and "
             "_timestamp, step_time or train_runtime, or the system metrics of W&B or MLflow."
@@ -108,7 +108,10 @@ def _time_steps(log: JobLog) -> StepTimes:
     whole = log.find(Quantity.TRAIN_TIME)
     rate = log.find(Quantity.STEP_RATE)
     if rate is not None:
-        return StepTimes(1.0 / float(np.median(rate.values)), 0.0, last_step)
+        steps_per_s = float(np.median(rate.values))
+        if steps_per_s == 0.0:
+            raise BadInput("a log says that its job does no steps in a second.")
+        return StepTimes(1.0 / steps_per_s, 0.0, last_step)
     if whole is not None and last_step > 0.0:
         return StepTimes(float(whole.values[-1]) / last_step, 0.0, last_step)
     return StepTimes()
@@ -135,8 +138,10 @@ def _time_by_stamps(log: JobLog) -> StepTimes:
 
 
 def _find_median(values: Array) -> tuple[float, float]:
-    """Return the median and its standard error, as a share of it."""
+    """Return the median time of a step and its standard error, as a share of it."""
     median = float(np.median(values))
+    if median == 0.0:
+        raise BadInput("a log says that a usual step takes 0 s.")
     spread = _NORMAL_SPREAD * float(np.median(np.abs(values - median)))
     return median, _MEDIAN_ERROR * spread / (median * math.sqrt(len(values)))
 
@@ -199,7 +204,9 @@ def _count_sequences(log: JobLog) -> float | None:
     steps = log.find(Quantity.STEP_RATE)
     if samples is None or steps is None:
         return None
-    return float(samples.values[-1]) / float(steps.values[-1])
+    samples_per_s = float(samples.values[-1])
+    steps_per_s = float(steps.values[-1])
+    return samples_per_s / steps_per_s if samples_per_s > 0.0 and steps_per_s > 0.0 else None
 
 
 def _find_wait(log: JobLog) -> float | None:
