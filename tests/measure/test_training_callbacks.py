@@ -83,6 +83,31 @@ def read_once(meter: StepMeter) -> dict[str, float] | None:
         return meter.read(1)
 
 
+@pytest.mark.parametrize(("first", "read"), [(0, [4, 8]), (1, [4, 8]), (1001, [1005, 1009])])
+def test_a_loop_may_count_from_any_step(
+    first: int, read: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``with`` took every loop for one that counts from 1: the first step of one that was resumed
+    at 1001 had a thousandth of its time and joules, and of one from 0 five steps were read as four.
+    """
+    now_s = 0.0
+    source = SimpleNamespace(energy_range_j=None, slow=SlowReadings, close=lambda: None)
+    source.energy_j = lambda: 300.0 * now_s
+    opened = (source, DeviceIdentity("card"))
+    monkeypatch.setattr(training_callbacks, "open_source", lambda *_: opened)
+    monkeypatch.setattr(training_callbacks, "time", SimpleNamespace(monotonic=lambda: now_s))
+    readings = {}
+    with StepMeter(every=4) as meter:
+        for step in range(first, first + 10):
+            now_s += 2.0
+            numbers = meter.read(step)
+            if numbers is not None:
+                readings[step] = numbers
+    assert list(readings) == read
+    assert [one["wattcast/step_s"] for one in readings.values()] == [2.0, 2.0]
+    assert [one["wattcast/energy_j_per_step"] for one in readings.values()] == [600.0, 600.0]
+
+
 class LyingSource:
     """A card that draws 300 W, whose counter says what the test wants; ten seconds a reading."""
 
@@ -124,8 +149,9 @@ def test_a_doubtful_counter_is_not_logged_as_energy(
     monkeypatch.setattr(training_callbacks, "time", SimpleNamespace(monotonic=lambda: next(now_s)))
     opened = (LyingSource(counter_j), DeviceIdentity("card", power_limit_w=700.0))
     monkeypatch.setattr(training_callbacks, "open_source", lambda *_: opened)
-    with StepMeter(every=10) as meter:
-        numbers = meter.read(10)
+    meter = StepMeter(every=10)
+    meter.start()
+    numbers = meter.read(10)
     assert numbers is not None
     assert ("wattcast/doubtful" in numbers) == is_doubtful
     assert ("wattcast/energy_j_per_step" in numbers) != is_doubtful

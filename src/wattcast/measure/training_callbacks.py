@@ -8,7 +8,7 @@ Transformers.
 
 ``log_to_wandb`` and ``log_to_mlflow`` log to the active run. In a loop of your own, put ``with
 meter:`` around it, and after each step ``if numbers := meter.read(step): log_to_mlflow(numbers,
-step)``."""
+step)``. Steps may count from 1, from 0, or from where a run was resumed."""
 
 from __future__ import annotations
 
@@ -120,6 +120,7 @@ class StepMeter:
         self._source = source
         self._devices: tuple[int | None, ...] = (None,) if devices is None else tuple(devices)
         self._open: list[_MeteredDevice] = []
+        self._awaits_step = False  # whether the number of the first step is not known yet
         self._last_step = 0
         self._last_s = 0.0
         self._total_j = 0.0
@@ -128,6 +129,7 @@ class StepMeter:
         """Open the devices and begin to count after ``step``; MissingTool where a device counts no
         energy.
         """
+        self._awaits_step = False
         self._last_step = step
         self._last_s = time.monotonic()
         self._total_j = 0.0
@@ -146,14 +148,17 @@ class StepMeter:
         """Return the numbers since the last reading; None while fewer than ``every`` steps have
         passed.
         """
-        steps = step - self._last_step
-        if steps < self._every or not self._open:
+        if not self._open:
             return None
-        now_s = time.monotonic()
-        passed_s = max(now_s - self._last_s, 1e-9)
-        spent = [device.count_joules(now_s, passed_s) for device in self._open]
-        self._last_step = step
-        self._last_s = now_s
+        if self._awaits_step:
+            self._awaits_step = False
+            if step != 1:  # how many steps came before it is not known: count from here
+                self._count_joules(step)
+                return None
+        steps = step - self._last_step
+        if steps < self._every:
+            return None
+        passed_s, spent = self._count_joules(step)
 
         numbers = {"wattcast/step_s": passed_s / steps}
         spent_j = 0.0
@@ -172,6 +177,15 @@ class StepMeter:
             numbers["wattcast/predicted_over_measured_energy"] = predicted_j * steps / spent_j
         return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
+    def _count_joules(self, step: int) -> tuple[float, list[float | None]]:
+        """Return the seconds since the last reading, and the joules of each device."""
+        now_s = time.monotonic()
+        passed_s = max(now_s - self._last_s, 1e-9)
+        spent = [device.count_joules(now_s, passed_s) for device in self._open]
+        self._last_step = step
+        self._last_s = now_s
+        return passed_s, spent
+
     def stop(self) -> None:
         """Close the devices."""
         while self._open:
@@ -179,6 +193,7 @@ class StepMeter:
 
     def __enter__(self) -> StepMeter:
         self.start()
+        self._awaits_step = True
         return self
 
     def __exit__(self, *_: object) -> None:
