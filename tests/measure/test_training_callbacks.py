@@ -159,6 +159,22 @@ def test_a_doubtful_counter_is_not_logged_as_energy(
         assert numbers["wattcast/total_energy_j"] == pytest.approx(3000.0, rel=1e-3)
 
 
+def test_a_counter_that_stood_still_is_doubtful_however_short_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Below a second nothing was checked, and steps between two updates of a counter took 0 J."""
+    now_s = iter([0.0, 0.05, 0.1])
+    monkeypatch.setattr(training_callbacks, "time", SimpleNamespace(monotonic=lambda: next(now_s)))
+    opened = (LyingSource([7.0, 7.0, 37.0]), DeviceIdentity("card"))
+    monkeypatch.setattr(training_callbacks, "open_source", lambda *_: opened)
+    with StepMeter(every=1) as meter:
+        still = meter.read(1)
+        risen = meter.read(2)
+    assert still == {"wattcast/step_s": pytest.approx(0.05), "wattcast/doubtful": 1.0}
+    assert risen is not None
+    assert risen["wattcast/total_energy_j"] == 30.0
+
+
 def test_what_cannot_be_measured_is_refused(
     sources: list[CountingSource], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,7 +73,7 @@ class _MeteredDevice:
         except ReadError:
             self._energy_j = math.nan
         spent_j = self._energy_j - before_j
-        if not math.isfinite(spent_j) or spent_j < 0.0:
+        if not math.isfinite(spent_j) or spent_j <= 0.0:
             return None
         if passed_s < LEAST_CHECKED_S:
             return spent_j
@@ -170,7 +170,7 @@ class StepMeter:
         numbers["wattcast/total_energy_j"] = self._total_j
         numbers["wattcast/energy_j_per_step"] = spent_j / steps
         numbers["wattcast/power_w"] = spent_j / passed_s
-        if self._predicted is not None and spent_j > 0:
+        if self._predicted is not None:
             predicted_j = float(self._predicted.energy_j) * len(self._devices)
             numbers["wattcast/predicted_energy_j_per_step"] = predicted_j
             numbers["wattcast/predicted_step_s"] = float(self._predicted.latency_s)
