@@ -13,7 +13,7 @@ import pytest
 
 from wattcast.core.errors import BadInput, MissingTool
 from wattcast.measure import training_callbacks
-from wattcast.measure.energy_sources import DeviceIdentity, SlowReadings
+from wattcast.measure.energy_sources import DeviceIdentity, ReadError, SlowReadings
 from wattcast.measure.training_callbacks import (
     StepMeter,
     log_to_mlflow,
@@ -185,6 +185,51 @@ def test_what_cannot_be_measured_is_refused(
     with pytest.raises(MissingTool, match="no energy counter"):
         StepMeter().start()
     assert sources[0].closed
+
+
+def test_devices_are_closed_where_a_later_one_does_not_open(
+    sources: list[CountingSource], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first stayed open where there was no second, and for good."""
+    opens = training_callbacks.open_source
+
+    def open_first(name: str, index: int | None) -> tuple[CountingSource, DeviceIdentity]:
+        if index:
+            raise MissingTool("no such card")
+        return opens(name, index)  # type: ignore[return-value]
+
+    monkeypatch.setattr(training_callbacks, "open_source", open_first)
+    meter = StepMeter(devices=(0, 1))
+    with pytest.raises(MissingTool, match="no such card"):
+        meter.start()
+    assert [source.closed for source in sources] == [True]
+    assert meter.read(100) is None
+
+
+def test_a_counter_that_cannot_be_read_at_first_is_refused_in_words(
+    sources: list[CountingSource], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended in a ``ReadError``, which no user's code expects, with the device left open."""
+
+    def fail(source: CountingSource) -> float:
+        raise ReadError("GPU is lost", lost=True)
+
+    monkeypatch.setattr(CountingSource, "energy_j", fail)
+    with pytest.raises(MissingTool, match="GPU is lost"):
+        StepMeter().start()
+    assert sources[0].closed
+
+
+def test_a_meter_that_is_started_anew_closes_what_it_had_open(
+    sources: list[CountingSource],
+) -> None:
+    """A second ``fit`` of a trainer left the devices of the first one open."""
+    meter = StepMeter()
+    meter.start()
+    meter.start()
+    assert [source.closed for source in sources] == [True, False]
+    meter.stop()
+    assert sources[1].closed
 
 
 def test_a_card_without_a_driver_is_named() -> None:

@@ -127,18 +127,29 @@ class StepMeter:
 
     def start(self, step: int = 0) -> None:
         """Open the devices and begin to count after ``step``; MissingTool where a device counts no
-        energy.
+        energy, or does not answer.
         """
+        self.stop()
         self._awaits_step = False
         self._last_step = step
         self._last_s = time.monotonic()
         self._total_j = 0.0
-        self._open = []
+        try:
+            self._open_devices()
+        except ReadError as error:
+            self.stop()
+            raise MissingTool(
+                f"the energy counter of this device cannot be read: {error}"
+            ) from None
+        except BaseException:
+            self.stop()
+            raise
+
+    def _open_devices(self) -> None:
         for index in self._devices:
             source, identity = open_source(self._source, index)
             self._open.append(_MeteredDevice(source, identity.power_limit_w))
         if not all(device.begin(self._last_s) for device in self._open):
-            self.stop()
             raise MissingTool(
                 "this device has no energy counter. Measure the run as a whole: wattcast "
                 "measure run."
