@@ -122,6 +122,19 @@ def test_amd_without_its_library_or_gpu_says_so(monkeypatch: pytest.MonkeyPatch)
         AmdSource(3).open()
 
 
+def test_a_source_without_the_card_that_was_asked_for_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The library stayed open for good where it had no card of that number."""
+    module = fake_amdsmi(gpus=1)
+    closed = []
+    monkeypatch.setattr(module, "amdsmi_shut_down", lambda: closed.append(True))
+    monkeypatch.setitem(sys.modules, "amdsmi", module)
+    with pytest.raises(MissingTool, match="no number 3"):
+        open_source("amd", 3)
+    assert closed
+
+
 def test_an_amd_reading_that_fails_is_an_error_or_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     module = fake_amdsmi()
 

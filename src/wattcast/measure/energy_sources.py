@@ -130,6 +130,7 @@ def open_source(
         try:
             return source, source.open()
         except MissingTool as error:
+            source.close()  # one that has no such card may be open
             refusals.append(f"{label}: {error}")
     raise MissingTool(
         "no energy source on this machine: measuring needs an NVIDIA GPU with its driver "
