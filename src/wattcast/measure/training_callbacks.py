@@ -36,11 +36,11 @@ from wattcast.measure.source_check import CHECKS, is_plausible_power
 StepLog = Callable[[dict[str, float], int], object]
 
 
-LEAST_CHECKED_S = 1.0  # a counter steps every 100 ms: a shorter time says little about its rate
+LEAST_CHECKED_S = 1.0  # a counter is updated every 100 ms: a shorter time says little of its rate
 
 
 class _MeteredDevice:
-    """The counter of one card, with what is needed to doubt it."""
+    """The counter of one card, with what its readings are checked against."""
 
     def __init__(
         self,
@@ -95,13 +95,18 @@ class StepMeter:
 
     Every ``every`` steps it reads the energy counters of ``devices``, which takes microseconds and
     waits for no GPU. The host runs a few steps ahead of the GPU: read over many steps, so that
-    these do not count. ``predicted`` has ``energy_j`` and ``latency_s`` of one GPU and one step, as
-    ``wattcast.predict(..., phase="train")`` gives them.
+    those few do not matter. Evaluations and checkpoints between two readings count into the time
+    and the joules of a step. ``predicted`` has ``energy_j`` and ``latency_s`` of one GPU and one
+    step, as ``wattcast.predict(..., phase="train")`` gives them.
 
-    ``devices`` are numbers as nvidia-smi counts; without them, the first card that
-    ``CUDA_VISIBLE_DEVICES`` shows this process. A reading is doubtful, and says so by
-    ``wattcast/doubtful``, where a counter stood still, restarted or rose above the card's limit, or
-    where it differs by half from the card's own power readings; its joules do not enter the total.
+    ``source`` is ``nvml``, ``amd``, ``jetson``, ``rapl``, or with ``auto`` the first of these that
+    answers. ``devices`` are numbers as nvidia-smi counts; without them, the first card that
+    ``CUDA_VISIBLE_DEVICES`` shows this process.
+
+    A reading is doubtful, and says so by ``wattcast/doubtful``, where a counter stood still,
+    restarted or rose above the card's limit. Over a second or more it is doubtful too where it is
+    above 1.5 times the card's own power readings, or below them divided by 1.5. The joules of a
+    doubtful reading do not enter the total.
     """
 
     def __init__(
