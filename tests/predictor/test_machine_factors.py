@@ -27,9 +27,14 @@ QUIET: dict[str, Any] = {
 }
 
 
-def make_card(factor: float = 1.05, uuid: str = "GPU-1", host: float | None = 0.8) -> OwnCard:
+def make_card(
+    factor: float = 1.05,
+    uuid: str = "GPU-1",
+    host: float | None = 0.8,
+    date: str = "2026-11-19",
+) -> OwnCard:
     power = {"h200": PowerFactor(factor, 0.01)}
-    return OwnCard(uuid, "NVIDIA H200", "", "2026-11-19", power, host, 120.0, ())
+    return OwnCard(uuid, "NVIDIA H200", "", date, power, host, 120.0, ())
 
 
 @pytest.fixture
@@ -116,6 +121,15 @@ def test_several_cards_of_a_kind_are_averaged(cards_file: Path) -> None:
     assert [card.uuid for card in read_own_cards("h200")] == ["GPU-1", "GPU-2"]
     assert read_own_cards("b200") == ()
     assert find_machine_factors("h200", MachineOptions(1.0, 1.0)).notes == ()
+
+
+def test_a_host_has_the_date_of_its_own_measurement(cards_file: Path) -> None:
+    """It had that of the last card, with which no host was measured."""
+    write_own_card(make_card(uuid="GPU-1", host=1.2, date="2026-01-01"))
+    write_own_card(make_card(uuid="GPU-2", host=None, date="2026-06-01"))
+    factors = find_machine_factors("h200")
+    assert "measured 2026-01-01" in factors.host_note
+    assert "measured 2026-06-01" in factors.power_note
 
 
 def test_a_damaged_file_says_what_to_do(cards_file: Path) -> None:

@@ -61,9 +61,10 @@ def _choose_host(told: float | None, cards: Sequence[OwnCard]) -> tuple[float, s
     factor = average_factors(factors)
     if factor == 1.0:
         return factor, ""
+    with_host = [card for card in cards if card.host_factor is not None]
     note = (
         f"this machine's host takes {factor:.2f} of the usual time to launch: measured "
-        f"{_last_date(cards)} on an eager model, and taken for engines "
+        f"{_last_date(with_host)} on an eager model, and taken for engines "
         f"({_UNDO.format(option='host-factor')})"
     )
     return factor, note
