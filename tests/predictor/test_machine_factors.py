@@ -123,6 +123,36 @@ def test_several_cards_of_a_kind_are_averaged(cards_file: Path) -> None:
     assert find_machine_factors("h200", MachineOptions(1.0, 1.0)).notes == ()
 
 
+def test_cards_that_disagree_widen_the_interval(cards_file: Path) -> None:
+    """Two cards of 0.5 and 1.5 times the usual watts had the spread of one that was measured well,
+    so that neither lay in the interval of their mean.
+    """
+    usual = wattcast.predict("llama3-8b", "h200", **STEP)
+    write_own_card(make_card(0.5, "GPU-1"))
+    write_own_card(make_card(1.5, "GPU-2"))
+    factors = find_machine_factors("h200")
+    assert factors.power == pytest.approx(np.sqrt(0.75))
+    assert factors.power_spread == pytest.approx(np.hypot(0.01, 0.5 * np.log(3.0)))
+    own = wattcast.predict("llama3-8b", "h200", **STEP)
+    low_w, high_w = own.interval.power_w
+    limit_w = 700.0
+    assert low_w < 0.5 * usual.power_w
+    assert 1.5 * usual.power_w > limit_w < high_w
+
+
+def test_cards_that_agree_are_known_as_well_as_one(cards_file: Path) -> None:
+    write_own_card(make_card(1.05, "GPU-1"))
+    write_own_card(make_card(1.05, "GPU-2"))
+    assert find_machine_factors("h200").power_spread == pytest.approx(0.01)
+
+
+def test_cards_may_disagree_as_far_as_their_file_lets_them(cards_file: Path) -> None:
+    """A card of 0.1 and one of 10 times the usual watts spread further than a bundle may hold."""
+    write_own_card(make_card(0.1, "GPU-1"))
+    write_own_card(make_card(10.0, "GPU-2"))
+    assert wattcast.predict("llama3-8b", "h200", **STEP).power_w > 0.0
+
+
 def test_a_host_has_the_date_of_its_own_measurement(cards_file: Path) -> None:
     """It had that of the last card, with which no host was measured."""
     write_own_card(make_card(uuid="GPU-1", host=1.2, date="2026-01-01"))

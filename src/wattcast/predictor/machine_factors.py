@@ -6,6 +6,7 @@ What a user tells by ``--host-factor`` and ``--power-factor`` goes before what `
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,8 +29,8 @@ class MachineFactors:
 
     host: float = 1.0
     power: float = 1.0
-    # standard deviation of the logarithm of the card's watts that a measurement leaves; None: the
-    # card was not measured
+    # standard deviation of the logarithm of the card's watts that measurements leave; None: no card
+    # was measured, or the factor was told
     power_spread: float | None = None
     host_note: str = ""
     power_note: str = ""
@@ -83,7 +84,9 @@ def _choose_power(
         return 1.0, "", None
     measured = [card.power[gpu] for card in cards]
     factor = average_factors([each.value for each in measured])
-    spread = float(np.mean([each.spread for each in measured]))
+    # which of the cards will run is not known
+    apart = float(np.std(np.log([each.value for each in measured])))
+    spread = math.hypot(float(np.mean([each.spread for each in measured])), apart)
     percent = 100.0 * (factor - 1.0)
     subject = "this card draws" if len(cards) == 1 else f"the {len(cards)} cards measured here draw"
     amount = f"{abs(percent):.1f} % {'more' if percent >= 0.0 else 'less'} than usual"

@@ -48,6 +48,7 @@ from wattcast.kernels import (
 from wattcast.power.power_model import PowerModel, build_power_model
 from wattcast.predictor.bundle.support_widening import (
     THIS_CARD,
+    WIDEST_SPREAD,
     CardSpread,
     Widening,
     default_widening,
@@ -210,12 +211,12 @@ class Bundle:
     def for_measured_card(self, factor: float, spread: float | None) -> Bundle:
         """Return this bundle for a card that draws ``factor`` times the usual watts while it works.
 
-        ``spread`` is the standard deviation of the logarithm that a measurement of the card leaves;
-        None: what cards differ by is not known better than before.
+        ``spread`` is the standard deviation of the logarithm that measurements of the card leave,
+        or of several that disagree; None: what cards differ by is not known better than before.
         """
         cards = self.cards
-        if spread is not None and spread < cards.power:
-            cards = msgspec.structs.replace(cards, power=spread)
+        if spread is not None:
+            cards = msgspec.structs.replace(cards, power=min(spread, WIDEST_SPREAD))
         return replace(self, power_factor=factor * self.power_factor, cards=cards)
 
 

@@ -47,6 +47,7 @@ class CardSpread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise bad_value(f"cards.{name}", expected, value)
 
 
+WIDEST_SPREAD = 0.99  # that a ``CardSpread`` may hold
 THIS_CARD = CardSpread(0.0, 0.0, 1, "the card that was measured")
 
 
