@@ -50,7 +50,7 @@ def test_a_remembered_card_is_used_said_and_ignored_on_demand(cards_file: Path) 
     own = wattcast.predict("llama3-8b", "h200", **STEP)
     assert own.power_w == pytest.approx(1.05 * usual.power_w, rel=1e-3)
     assert any("this card draws 5.0 % more than usual" in note for note in own.assumptions)
-    assert any("host takes 0.80 of the usual time" in note for note in own.assumptions)
+    assert any("host takes 0.80 times the usual time" in note for note in own.assumptions)
     told = wattcast.predict("llama3-8b", "h200", power_factor=1, host_factor=1, **STEP)
     assert told.power_w == usual.power_w
     assert told.assumptions == usual.assumptions
@@ -151,6 +151,25 @@ def test_cards_may_disagree_as_far_as_their_file_lets_them(cards_file: Path) -> 
     write_own_card(make_card(0.1, "GPU-1"))
     write_own_card(make_card(10.0, "GPU-2"))
     assert wattcast.predict("llama3-8b", "h200", **STEP).power_w > 0.0
+
+
+@pytest.mark.parametrize(
+    ("power", "host", "amount", "time"),
+    [
+        (1.0, 1.004, "draws as much as usual", "takes as long as usual"),
+        (0.9996, 0.996, "draws as much as usual", "takes as long as usual"),
+        (1.001, 1.006, "draws 0.1 % more than usual", "takes 1.01 times the usual time"),
+        (0.9, 0.8, "draws 10.0 % less than usual", "takes 0.80 times the usual time"),
+    ],
+)
+def test_what_is_as_usual_is_said_to_be(
+    power: float, host: float, amount: str, time: str, cards_file: Path
+) -> None:
+    """A card was said to draw 0.0 % more than usual, and a host to take 1.00 of the usual time."""
+    write_own_card(make_card(power, host=host))
+    factors = find_machine_factors("h200")
+    assert amount in factors.power_note
+    assert time in factors.host_note
 
 
 def test_a_host_has_the_date_of_its_own_measurement(cards_file: Path) -> None:

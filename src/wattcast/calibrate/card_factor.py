@@ -108,7 +108,7 @@ class CardComparison:
         else:
             is_usual = card.host_factor == 1.0
             usual = "as usual, within what two measurements of one host differ by"
-            said = usual if is_usual else f"{card.host_factor:.2f} of the usual time"
+            said = usual if is_usual else f"{card.host_factor:.2f} times the usual time"
             cost = units.show(self.host_s_per_operator, "s", 3)
             lines.append(f"host: {cost} to issue an operator, {said} ({self.host_words})")
         return lines

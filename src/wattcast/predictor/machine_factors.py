@@ -42,7 +42,10 @@ class MachineFactors:
 
 
 def find_machine_factors(gpu: str, told: MachineOptions = UNTOLD) -> MachineFactors:
-    """Return the factors that hold for a kind of GPU, as told or as measured on this machine."""
+    """Return the factors that hold for a kind of GPU, as told or as measured on this machine.
+
+    A host that was measured with another kind of card is ignored.
+    """
     cards: Sequence[OwnCard] = ()
     if told.host_factor is None or told.power_factor is None:
         cards = read_own_cards(gpu)
@@ -52,7 +55,7 @@ def find_machine_factors(gpu: str, told: MachineOptions = UNTOLD) -> MachineFact
 
 
 def _choose_host(told: float | None, cards: Sequence[OwnCard]) -> tuple[float, str]:
-    """Return the factor on the host's time, and a note where it is not the usual one."""
+    """Return the factor on the host's time, and a note where it is not 1."""
     if told is not None:
         note = "" if told == 1.0 else f"host factor: {told:g} times the usual time, as told"
         return told, note
@@ -62,9 +65,12 @@ def _choose_host(told: float | None, cards: Sequence[OwnCard]) -> tuple[float, s
     factor = average_factors(factors)
     if factor == 1.0:
         return factor, ""
+    takes = f"{factor:.2f} times the usual time"
+    if f"{factor:.2f}" == "1.00":
+        takes = "as long as usual"
     with_host = [card for card in cards if card.host_factor is not None]
     note = (
-        f"this machine's host takes {factor:.2f} of the usual time to launch: measured "
+        f"this machine's host takes {takes} to launch: measured "
         f"{_last_date(with_host)} on an eager model, and taken for engines "
         f"({_UNDO.format(option='host-factor')})"
     )
@@ -76,7 +82,7 @@ def _choose_power(
     cards: Sequence[OwnCard],
     gpu: str,
 ) -> tuple[float, str, float | None]:
-    """Return the factor on watts, a note where it is not the usual one, and its spread."""
+    """Return the factor on watts, a note where it was told or measured, and its spread."""
     if told is not None:
         note = "" if told == 1.0 else f"power factor: {told:g} times the usual watts, as told"
         return told, note, None
@@ -89,7 +95,9 @@ def _choose_power(
     spread = math.hypot(float(np.mean([each.spread for each in measured])), apart)
     percent = 100.0 * (factor - 1.0)
     subject = "this card draws" if len(cards) == 1 else f"the {len(cards)} cards measured here draw"
-    amount = f"{abs(percent):.1f} % {'more' if percent >= 0.0 else 'less'} than usual"
+    amount = f"{abs(percent):.1f} % {'more' if percent > 0.0 else 'less'} than usual"
+    if f"{abs(percent):.1f}" == "0.0":
+        amount = "as much as usual"
     note = (
         f"{subject} {amount} while working: measured {_last_date(cards)} "
         f"({_UNDO.format(option='power-factor')})"
