@@ -241,6 +241,28 @@ def test_repeated_curves_equal_written_out_ones() -> None:
     np.testing.assert_allclose(once.state_until(times_s), written.state_until(times_s), atol=1e-9)
 
 
+def test_energy_that_takes_no_time_is_counted_in_each_turn_from_moment_0_on() -> None:
+    """A curve of no length had the energy of one of its turns, and had it before it began."""
+    no_span_s = np.zeros(1)
+    burst_j = np.array([[5.0]])
+    states = np.array([2], dtype=np.int8)
+    curve = join_pieces(no_span_s, burst_j, states, ("all",), np.array([10.0]), 1, repeats=3)
+    energy_j = curve.energy_until(np.array([-1.0, 0.0, 1.0]))[:, 0]
+    assert energy_j.tolist() == [-10.0, 15.0, 25.0]
+
+    spans_s = np.array([0.0, 1.0])
+    later = join_pieces(spans_s, np.array([[5.0], [2.0]]), states[[0, 0]], ("all",), np.zeros(1), 1)
+    assert later.energy_until(np.array([-1.0, 1.0]))[:, 0].tolist() == [0.0, 7.0]
+
+
+def test_a_curve_may_have_no_parts() -> None:
+    """Its energy was an error of NumPy's."""
+    curve = join_pieces(
+        np.ones(2), np.zeros((2, 0)), np.zeros(2, dtype=np.int8), (), np.zeros(0), 1
+    )
+    assert curve.energy_until(np.array([0.5, 3.0])).shape == (2, 0)
+
+
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_a_simulation_writes_its_power(call, tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"power.{suffix}"

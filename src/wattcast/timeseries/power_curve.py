@@ -55,10 +55,12 @@ class PowerCurve:
     def energy_until(self, times_s: Array) -> Array:
         """Return the joules of all GPUs by part up to each time, ``(time, part)``."""
         turns, inside_s, outside_s = self._place(times_s)
-        inside_j = [np.interp(inside_s, self.moments_s, part_j) for part_j in self.joules.T]
-        turns_j = turns[:, np.newaxis] * self.joules[-1]
+        curve_j = turns[:, np.newaxis] * self.joules[-1]
+        for place, part_j in enumerate(self.joules.T):
+            curve_j[:, place] += np.interp(inside_s, self.moments_s, part_j)
+        curve_j[times_s < 0.0] = 0.0  # also where the first piece takes no time
         idle_j = outside_s[:, np.newaxis] * self.idle_part_w
-        return np.asarray(self.gpus * (np.stack(inside_j, axis=-1) + turns_j + idle_j))
+        return np.asarray(self.gpus * (curve_j + idle_j))
 
     def state_until(self, times_s: Array) -> Array:
         """Return the seconds in each of ``STATES`` up to each time, ``(time, state)``."""
@@ -79,7 +81,8 @@ class PowerCurve:
         within_s = np.clip(times_s, 0.0, self.length_s)
         outside_s = times_s - within_s
         if self.repeats == 1 or turn_s == 0.0:
-            return np.zeros(len(times_s)), within_s, outside_s
+            # turns that take no time are all run through at moment 0
+            return np.full(len(times_s), self.repeats - 1.0), within_s, outside_s
         turns = np.floor(within_s / turn_s)
         inside_s = np.clip(within_s - turns * turn_s, 0.0, turn_s)
         return turns, inside_s, outside_s
