@@ -298,8 +298,11 @@ class RunComparison(UserResult):
     def summary_line(self) -> str:
         """The answer in a line."""
         slower = self.b.latency_s / self.a.latency_s - 1.0
-        change = f"{abs(slower):.1%} {'longer' if slower > 0.0 else 'shorter'}"
-        return f"{self.b.name} takes {change} than {self.a.name}"
+        percent = f"{abs(slower):.1%}"
+        if percent == "0.0%":
+            return f"{self.b.name} takes as long as {self.a.name}"
+        change = "longer" if slower > 0.0 else "shorter"
+        return f"{self.b.name} takes {percent} {change} than {self.a.name}"
 
 
 def compare_runs(a: RunSummary, b: RunSummary) -> RunComparison:
