@@ -40,9 +40,9 @@ class PowerCurve:
     """
 
     moments_s: Array  # (moment,), from 0
-    joules: Array  # (moment, part) of one GPU, up to each moment
+    joules: Array  # (moment, part) of one GPU, up to each moment: 0 at the first
     states: StateCodes  # (moment - 1,) of each interval
-    parts: tuple[str, ...]
+    parts: tuple[str, ...]  # of the power, such as static and work
     idle_part_w: Array  # (part,) of one GPU
     gpus: int
     repeats: int = 1  # how often the curve is run through
@@ -53,7 +53,10 @@ class PowerCurve:
         return float(self.moments_s[-1]) * self.repeats
 
     def energy_until(self, times_s: Array) -> Array:
-        """Return the joules of all GPUs by part up to each time, ``(time, part)``."""
+        """Return the joules of all GPUs by part up to each time, ``(time, part)``.
+
+        They are negative for times before 0, so that differences are right there too.
+        """
         turns, inside_s, outside_s = self._place(times_s)
         curve_j = turns[:, np.newaxis] * self.joules[-1]
         for place, part_j in enumerate(self.joules.T):
@@ -63,7 +66,7 @@ class PowerCurve:
         return np.asarray(self.gpus * (curve_j + idle_j))
 
     def state_until(self, times_s: Array) -> Array:
-        """Return the seconds in each of ``STATES`` up to each time, ``(time, state)``."""
+        """Return the seconds of one GPU in each of ``STATES`` up to each time, ``(time, state)``."""
         turns, inside_s, outside_s = self._place(times_s)
         seconds = np.zeros((len(times_s), len(STATES)))
         spans_s = np.diff(self.moments_s)
