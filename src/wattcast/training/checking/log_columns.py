@@ -26,9 +26,9 @@ class Quantity(StrEnum):
     SAMPLE_RATE = auto()
     POWER = auto()  # of one GPU
     TOTAL_POWER = auto()  # of the GPUs that a callback meters
-    BUSY = auto()
-    CLOCK = auto()
-    LIMIT = auto()
+    BUSY = auto()  # share of the time that one GPU works
+    CLOCK = auto()  # of one GPU
+    LIMIT = auto()  # of one GPU's power
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def is_of_other_loop(name: str) -> bool:
 
 
 def recognise_column(name: str) -> LogColumn | None:
-    """Return what a column says; None where nothing that is needed.
+    """Return what a column says; None where it is not needed.
 
     >>> column = recognise_column("run-7 - system/gpu.3.powerWatts")
     >>> column.quantity, column.gpu
