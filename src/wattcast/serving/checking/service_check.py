@@ -2,14 +2,16 @@
 
 The promised replica is simulated under the traffic that came: its rate, its mean lengths, its share
 of prompts found in the prefix cache. What is left is the card's, the host's or the engine's doing.
-A figure is outside where the logarithm x of measured over simulated is beyond
+A figure is outside where the logarithm x of measured over simulated, less what it was when the
+service was adopted, is beyond
 
     z·sqrt(serving² + model² + sampling²)          of a service that was not adopted
     z·sqrt(drift²·doublings² + floor² + sampling² + sampling_then²)      of one that was
 
-with z such that one healthy service in twenty raises an alarm, over all figures and loads. An
-adopted service was seen to be healthy once: errors of the prediction cancel, but for what they
-drift where load and lengths are others.
+with z such that one healthy service in twenty raises an alarm, over all figures and loads. Each
+term is a standard deviation; half-widths that hold nine in ten are divided by 1.645. An adopted
+service was seen to be healthy once: errors of the prediction cancel, but for what they drift where
+load and lengths are others.
 """
 
 from __future__ import annotations
@@ -42,7 +44,6 @@ from wattcast.serving.deployment.expected_service import (
 )
 from wattcast.serving.serving_intervals import INTERVALS
 
-JUDGED = ("ttft_mean_s", "tpot_mean_s", "power_w")
 WORDS = {
     "ttft_mean_s": "the mean time to first token",
     "tpot_mean_s": "the mean time per output token",
@@ -54,8 +55,8 @@ _STUDENT_SERIES: tuple[tuple[dict[int, float], float], ...] = (
     ({3: 1.0, 1: 1.0}, 4.0),
     ({5: 5.0, 3: 16.0, 1: 3.0}, 96.0),
 )
-_NINE_IN_TEN = 1.645
-_SAMPLING = 3.0  # standard deviations of a mean length that chance may move it
+_DEVIATIONS_OF_NINE_IN_TEN = 1.645
+_SAMPLING = 3.0  # standard deviations that chance may move a mean length or a count of requests
 _NOTABLE_HITS = 0.05  # share of prompts found in a prefix cache that no plan counted on
 
 
@@ -176,6 +177,7 @@ def count_replicas(expected: ExpectedService, window: MetricsWindow) -> MetricsW
     """Return a window whose engines are replicas of the plan.
 
     Data-parallel engines report for themselves, and so do the engines of a replica that decode.
+    Metrics of engines that only prefill must not be among the sources.
     """
     engines_a_replica = expected.replica.dp * expected.replica.decode_engines
     return replace(window, engines=max(round(window.engines / engines_a_replica), 1))
@@ -254,7 +256,8 @@ def _compare_figures(
         name: value for name, value in measured.items() if math.isfinite(value) and value > 0
     }
     rows = [promised.simulate(traffic, seed) for seed in range(1, SEEDS + 1)]
-    share = math.sqrt(traffic.requests * window.engines / max(window.requests, 1.0))
+    # deviations of the window's means over those of a simulated run's
+    window_over_run = math.sqrt(traffic.requests * window.engines / max(window.requests, 1.0))
     deviations = count_deviations(len(measured) * loads)
     planned = find_level(expected.levels, window.rate_per_s).figures
     figures = []
@@ -262,7 +265,7 @@ def _compare_figures(
         logs = np.log([row[name] for row in rows])
         simulated = math.exp(float(logs.mean()))
         # of this window, and of the mean of the simulated ones
-        sampling = float(logs.std(ddof=1)) * math.hypot(share, 1.0 / math.sqrt(SEEDS))
+        sampling = float(logs.std(ddof=1)) * math.hypot(window_over_run, 1.0 / math.sqrt(SEEDS))
         sampling *= widen_for_few(deviations, SEEDS - 1)
         offset, spread = _find_spread(expected, window, name, promised)
         sigma = math.hypot(spread, sampling)
@@ -284,7 +287,9 @@ def _compare_figures(
 
 
 def count_deviations(compared: int) -> float:
-    """Return the standard deviations that one healthy service in twenty leaves in any figure.
+    """Return how many standard deviations a figure may be off.
+
+    One healthy service in twenty has any figure outside.
 
     >>> round(count_deviations(1), 2), round(count_deviations(3), 2)
     (1.96, 2.39)
@@ -293,7 +298,7 @@ def count_deviations(compared: int) -> float:
 
 
 def widen_for_few(deviations: float, freedom: int) -> float:
-    """Return by how much a standard deviation counts more that was estimated from a few draws.
+    """Return the factor on a standard deviation that was estimated from few draws.
 
     The quantile of Student's t over that of the normal distribution, z:
 
@@ -318,16 +323,19 @@ def _find_spread(
     name: str,
     promised: PromisedReplica,
 ) -> tuple[float, float]:
-    """Return the offset of an adopted figure, and how far it may be off but for the sampling."""
+    """Return the offset of an adopted figure, and its standard deviation without this window's
+    sampling.
+    """
     adopted = expected.adopted
     if adopted is None or name not in adopted.figures:
         serving, predicted = FIGURES[name]
+        # (1, 1): no interval of the model goes into it
         low, high = promised.model_interval.get(predicted, (1.0, 1.0))
         model = 0.5 * math.log(high / low)
-        return 0.0, math.hypot(getattr(INTERVALS, serving), model) / _NINE_IN_TEN
+        return 0.0, math.hypot(getattr(INTERVALS, serving), model) / _DEVIATIONS_OF_NINE_IN_TEN
     figure = adopted.figures[name]
-    drift = count_doublings(adopted, window) * _DRIFTS[name] / _NINE_IN_TEN
-    floor = CHECK.floor / _NINE_IN_TEN
+    drift = count_doublings(adopted, window) * _DRIFTS[name] / _DEVIATIONS_OF_NINE_IN_TEN
+    floor = CHECK.floor / _DEVIATIONS_OF_NINE_IN_TEN
     return figure.log_ratio, math.hypot(drift, floor, figure.spread)
 
 
