@@ -1,6 +1,8 @@
 """Predict the least that a token and a request cost, for bounds that no plan can beat.
 
-Both take one or two predictions, where a table of step costs takes some hundred.
+Both take one or two predictions, where a table of step costs takes some hundred. The stages of a
+pipeline are all taken to be as long as the largest, as in the simulator: it is of its results that
+no plan can be better than these.
 """
 
 from __future__ import annotations
@@ -33,10 +35,13 @@ class TokenCost:
     """Cost of a token in the largest step without attention, by clock."""
 
     clock_hz: Array  # (clock,), falling
-    row: Array  # latencies, then energies
+    row: Array  # (2 · clock,) latencies, then energies
 
     def least_cost(self, clock_hz: float) -> tuple[float, float]:
-        """Return the least seconds and joules at clocks of ``clock_hz`` at most."""
+        """Return the least seconds and the least joules at clocks of ``clock_hz`` at most.
+
+        The two may be at different clocks.
+        """
         seconds, joules = np.split(cap_columns(self.row, self.clock_hz, clock_hz), 2)
         return float(seconds.min()), float(joules.min())
 
@@ -48,12 +53,12 @@ def predict_token_cost(
     max_tokens: int = STEP_TOKENS,
     power_factor: float = 1.0,
 ) -> TokenCost:
-    """Predict the cost of a token on a lane: on one of its GPUs, or on one in each stage.
+    """Predict the cost of a token on one GPU of each pipeline stage, summed over the stages.
 
     ``power_factor`` is on the joules, of a card that draws more or less than the usual one.
     Raises an error where the model leaves no memory for a cache.
     """
-    measure_cache(model, gpu, options, max_tokens)
+    measure_cache(model, gpu, options, max_tokens)  # raises where no cache fits
     largest = replace(
         options,
         phase=WorkloadPhase.PREFILL,
@@ -70,7 +75,7 @@ def predict_token_cost(
 
 @dataclass(frozen=True)
 class LoneRequest:
-    """Time of a request that is alone in its engine, by clock: no plan can do better."""
+    """Time of a request that is alone in its engine, by clock: no simulated plan does better."""
 
     clock_hz: Array  # (clock,), falling
     first_token_s: Array  # (clock,) kernels of the prompt
