@@ -50,7 +50,8 @@ class EngineExpertCoefficients(Coefficients):
     oai_steps: float  # dependent steps of a tile
     oai_widening_byte: float  # of shared memory that draw as much as widening a weight
     zero_steps: float  # that a tile of zeros takes
-    scaled_triton_rate: float  # of what other kernels load and multiply, that Triton's reach there
+    # rate of Triton's kernels over the usual one, with block scales on Blackwell (vLLM of 2025)
+    scaled_triton_rate: float
     padded_rate: float  # of the tensor cores, that DeepGEMM's padded tiles reach on Blackwell
     padded_toggling: float  # energy of multiplying a row that holds no token, over that of one
     padded_launches: float  # kernels of a layer around DeepGEMM's two products
@@ -68,12 +69,13 @@ class EngineExpertCoefficients(Coefficients):
 
 ENGINE_EXPERTS = load_coefficients("engine_experts", EngineExpertCoefficients)
 
-_HALF_BYTE = float(Dtype.BF16.byte)
-_HANDED_ON_BYTE = 2.0 * _HALF_BYTE  # of a value that is written and read again
-_QUANTIZED_BYTE = _HALF_BYTE + Dtype.FP8.byte  # read as a half, written in fp8
+_BF16_BYTE = float(Dtype.BF16.byte)
+_HANDED_ON_BYTE = 2.0 * _BF16_BYTE  # of a value that is written and read again
+_QUANTIZED_BYTE = _BF16_BYTE + Dtype.FP8.byte  # read in bf16, written in fp8
+_GATED_BYTE = 3.0 * _BF16_BYTE  # a gate and a value are read, their product written
 _FLOP_PER_WEIGHT = 6.0  # of a row and a hidden and an inner size: three multiply-adds
 _MATRICES = 3.0  # of an expert: a gate, a value and the way back
-_NARROW_BYTE = 2.0 * Dtype.FP8.byte  # of an fp8 value that is written and read again
+_FP8_HANDED_ON_BYTE = 2.0 * Dtype.FP8.byte  # of an fp8 value that is written and read again
 
 
 class ExpertTile(NamedTuple):
@@ -114,15 +116,18 @@ class _Layer(NamedTuple):
 
 
 class _TileCosts(NamedTuple):
-    """The tiles of both products of a layer, and what one of them costs."""
+    """Totals of the tiles of both products of a layer.
 
-    units: float
+    ``unit_flop`` and ``steps`` are of one tile, ``slots`` of one SM.
+    """
+
+    units: float  # tiles
     unit_flop: float
-    steps: float
+    steps: float  # dependent ones
     slots: float  # tiles that an SM holds
-    l2_byte: float
-    shared_byte: float
-    padded_tokens: float
+    l2_byte: float  # that tiles load from L2
+    shared_byte: float  # that cross shared memory
+    padded_tokens: float  # rows of all blocks, whether they hold a token or not
 
 
 def count_experts(op: FusedExperts, run: OperatorRun) -> CountedKernel:
@@ -135,8 +140,8 @@ def count_experts(op: FusedExperts, run: OperatorRun) -> CountedKernel:
     tiles = _cost_tiles(layer, run)
 
     # Weights stream from device memory unless they are warm; tokens pass through L2.
-    weight_byte = op.active * op.expert_byte
-    missing = run.missing_share(weight_byte, streams=True)
+    weights_byte = op.active * op.expert_byte
+    missing = run.missing_share(weights_byte, streams=True)
     token_byte = _HANDED_ON_BYTE * op.tokens * op.hidden
     evicted_byte = token_byte * (1.0 - float(streamed_share(token_byte, chip.l2_byte)))
     work = EngineWork(
@@ -146,7 +151,7 @@ def count_experts(op: FusedExperts, run: OperatorRun) -> CountedKernel:
         launches=_count_launches(layer),
         l2_byte=tiles.l2_byte,
         shared_byte=tiles.shared_byte,
-        dram_read_byte=weight_byte * missing + 0.5 * evicted_byte,
+        dram_read_byte=weights_byte * missing + 0.5 * evicted_byte,
         dram_write_byte=0.5 * evicted_byte,
         between_byte=_between_byte(layer),
         slots=tiles.slots,
@@ -162,21 +167,24 @@ def _describe_layer(
     padded_tokens: float,
     run: OperatorRun,
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the features of a layer, plain and as logarithms."""
+    """Return the features of a layer: plain ones, and those of which the logarithm is taken later."""
     op = layer.op
-    weight_byte = op.active * op.expert_byte
+    weights_byte = op.active * op.expert_byte
     plain = {
         "top_k": op.top_k,
         "fp8": layer.is_fp8,
         "blockwise": op.scales == "block",
         "narrow": layer.is_narrow,
+        # of the H200 on every chip: tiles tuned there, on which the corrections were learned
         "tuned": has_tuned_tiles(op.experts, op.intermediate, layer.format),
+        # only one of the two is ever set: models set a skew, rows of kernels a routing
         "skewed": RANK_EXPONENTS.get(op.routing, 0.0) + op.skew,
         "fill": fill_slots(units, run.chip.sm_count),
+        # share of the rows that hold a token, 1 without padding: files have it by this name
         "padding": op.picks / padded_tokens,
         "active_share": op.active / op.experts,
         "block_m": layer.tile.rows,
-        "held": min(weight_byte / run.chip.l2_byte, ENGINE_EXPERTS.most_resident),
+        "held": min(weights_byte / run.chip.l2_byte, ENGINE_EXPERTS.most_resident),
     }
     plain |= {name: name in layer.library for name in EXPERT_LIBRARIES}
     logs = {
@@ -193,8 +201,11 @@ def _describe_layer(
 
 
 def _pads_experts(op: FusedExperts, chip: ReferenceChip) -> bool:
-    """Tell whether vLLM runs DeepGEMM, as it did in 2025 on Blackwell (``vllm-2025``)."""
-    return _is_old(op, chip) and not op.kernel and op.all_picks > 0
+    """Tell whether vLLM runs DeepGEMM, as it did in 2025 on Blackwell (``vllm-2025``).
+
+    ``all_picks`` is 0 where eight or more GPUs share a layer.
+    """
+    return _is_block_scaled_blackwell_2025(op, chip) and not op.kernel and op.all_picks > 0
 
 
 def _count_padded_experts(op: FusedExperts, run: OperatorRun) -> CountedKernel:
@@ -214,22 +225,23 @@ def _count_padded_experts(op: FusedExperts, run: OperatorRun) -> CountedKernel:
     hidden_tiles = ceil(hidden / side)
     units = blocks * (inner_tiles + hidden_tiles)
     flop = _FLOP_PER_WEIGHT * rows * hidden * inner
+    # a step along k loads a byte of each row and one of each output: tokens and weights are fp8
     load_byte = 2.0 * side * blocks * (inner_tiles * hidden + hidden_tiles * inner)
 
-    weight_byte = op.active * op.expert_byte
-    missing = run.missing_share(weight_byte, streams=True)
+    weights_byte = op.active * op.expert_byte
+    missing = run.missing_share(weights_byte, streams=True)
     # a tile waits for its expert's weights, which no other tile shares, before it multiplies
     chip = run.chip
-    loading_cycles = weight_byte * missing / chip.dram_byte_per_cycle
+    loading_cycles = weights_byte * missing / chip.dram_byte_per_cycle
     multiplying = flop / ENGINE_EXPERTS.padded_rate
     loading = run.flop_per_cycle * chip.sm_count * loading_cycles
     # what kernels hand one another: results of the first product, of the gate, quantised, and of
     # the second product
     first_byte = 2.0 * _HANDED_ON_BYTE * inner  # gates and values
     gated_byte = _HANDED_ON_BYTE * inner
-    second_byte = _HALF_BYTE * hidden
-    row_byte = rows * (first_byte + gated_byte + _NARROW_BYTE * inner + second_byte)
-    token_byte = _QUANTIZED_BYTE * op.picks * hidden + _HALF_BYTE * op.picks * hidden
+    second_byte = _BF16_BYTE * hidden
+    row_byte = rows * (first_byte + gated_byte + _FP8_HANDED_ON_BYTE * inner + second_byte)
+    token_byte = _QUANTIZED_BYTE * op.picks * hidden + _BF16_BYTE * op.picks * hidden
     work = EngineWork(
         units=units,
         unit_flop=(multiplying + loading) / units,
@@ -237,7 +249,7 @@ def _count_padded_experts(op: FusedExperts, run: OperatorRun) -> CountedKernel:
         launches=ENGINE_EXPERTS.padded_launches,
         l2_byte=load_byte,
         shared_byte=ENGINE_EXPERTS.crossings * load_byte,
-        dram_read_byte=weight_byte * missing,
+        dram_read_byte=weights_byte * missing,
         dram_write_byte=0.0,
         between_byte=row_byte + token_byte,
         padded_flop=ENGINE_EXPERTS.padded_toggling * max(flop - op.flop, 0.0),
@@ -264,8 +276,8 @@ def _cost_tiles(layer: _Layer, run: OperatorRun) -> _TileCosts:
 
     # Bytes: each step along k loads the tokens of a block and a weight of each output
     loaded_k = blocks * (inner_tiles * hidden + hidden_tiles * inner)
-    weight_byte = op.expert_byte / (_MATRICES * hidden * inner)
-    load_byte = loaded_k * (rows * op.dtype.byte + outputs * weight_byte)
+    byte_per_weight = op.expert_byte / (_MATRICES * hidden * inner)
+    load_byte = loaded_k * (rows * op.dtype.byte + outputs * byte_per_weight)
     tiles = _TileCosts(
         units=units,
         unit_flop=unit_flop,
@@ -275,7 +287,8 @@ def _cost_tiles(layer: _Layer, run: OperatorRun) -> _TileCosts:
         shared_byte=ENGINE_EXPERTS.crossings * load_byte,
         padded_tokens=blocks * rows,
     )
-    if _is_old(op, run.chip) and layer.is_triton:
+    if _is_block_scaled_blackwell_2025(op, run.chip) and layer.is_triton:
+        # shared_byte stays: it draws power and takes no time
         slower = 1.0 / ENGINE_EXPERTS.scaled_triton_rate
         tiles = tiles._replace(
             unit_flop=slower * tiles.unit_flop,
@@ -318,24 +331,24 @@ def _widen_weights(
 
 def _limit_to_marlin(
     tiles: _TileCosts,
-    weight_byte: float,
+    tile_weight_byte: float,
     run: OperatorRun,
 ) -> _TileCosts:
-    """Slow tiles to the rates at which Marlin multiplies, and loads ``weight_byte`` for each."""
+    """Slow tiles to the rates at which Marlin multiplies, and loads the weights of each."""
     flop_cycles = tiles.unit_flop / ENGINE_EXPERTS.marlin_flop_per_cycle
-    byte_cycles = weight_byte / ENGINE_EXPERTS.marlin_byte_per_cycle
+    byte_cycles = tile_weight_byte / ENGINE_EXPERTS.marlin_byte_per_cycle
     unit_flop = max(tiles.unit_flop, run.flop_per_cycle * max(flop_cycles, byte_cycles))
     return tiles._replace(unit_flop=unit_flop)
 
 
-def _is_old(op: FusedExperts, chip: ReferenceChip) -> bool:
+def _is_block_scaled_blackwell_2025(op: FusedExperts, chip: ReferenceChip) -> bool:
     """Tell whether experts with scales of blocks run on Blackwell in vLLM of 2025."""
     return chip.engine == ENGINE_OF_2025 and chip.is_blackwell and op.scales == "block"
 
 
 def _choose_library(op: FusedExperts, chip: ReferenceChip) -> str:
     """Return the library that vLLM takes for the weights on a chip."""
-    if _is_old(op, chip):
+    if _is_block_scaled_blackwell_2025(op, chip):
         return "triton"  # where eight GPUs share a layer; DeepGEMM's elsewhere
     if chip.is_blackwell and op.weights != "int4":
         return "trtllm"
@@ -347,7 +360,8 @@ def _choose_library(op: FusedExperts, chip: ReferenceChip) -> str:
 def choose_expert_tile(op: FusedExperts, library: str = "triton") -> ExpertTile:
     """Return the tile that vLLM chooses without a tuned table (``get_default_config``).
 
-    It looks at the tokens of all GPUs that share the experts.
+    It looks at the tokens of all GPUs that share the experts. Marlin's and OpenAI's tiles follow
+    the visits of all GPUs over the experts of this one, as vLLM has them.
     """
     visits = op.picks + op.elsewhere
     if library == "marlin":
@@ -358,7 +372,7 @@ def choose_expert_tile(op: FusedExperts, library: str = "triton") -> ExpertTile:
                 return ExpertTile(int(rows), ENGINE_EXPERTS.marlin_outputs)
         return ExpertTile(int(most_rows), ENGINE_EXPERTS.marlin_outputs)
     if library == "oai":
-        # The power of two above the mean tokens of an expert
+        # The power of two at or above the mean tokens of an expert
         whole_tokens = max(visits // op.experts, 1)
         power = 1 << (whole_tokens - 1).bit_length()
         least_rows, most_rows = ENGINE_EXPERTS.oai_rows
@@ -412,12 +426,11 @@ def _between_byte(layer: _Layer) -> float:
 
     # The first product has a gate and a value for each input of the second.
     products = _HANDED_ON_BYTE * picks * (2.0 * inner + hidden)
-    gates = (_HALF_BYTE + width) * picks * inner
+    gates = (_BF16_BYTE + width) * picks * inner
     quantized = quantized_byte * (picks * inner + op.tokens * hidden)
     between = products + gates + quantized
     if layer.is_triton or layer.library == "marlin":
-        gated_byte = _MATRICES * _HALF_BYTE  # a gate and a value are read, their product written
-        inner_byte = gated_byte + _HANDED_ON_BYTE * layer.is_triton + quantized_byte
+        inner_byte = _GATED_BYTE + _HANDED_ON_BYTE * layer.is_triton + quantized_byte
         between += op.elsewhere * (_HANDED_ON_BYTE * hidden + inner_byte * inner)
     return between
 
@@ -443,8 +456,8 @@ def has_tuned_tiles(
 ) -> bool:
     """Tell whether vLLM ships tiles of its Triton kernels that were tuned on a GPU for the experts.
 
-    ``kind`` is half, fp8 (scales of a tensor) or block. Names are those of 0.25.1 on the H200, of
-    0.27.1 on the A100.
+    ``kind`` is half, fp8 (scales of a tensor) or block. Names are those of vLLM 0.25.1 on the
+    H200, of vLLM 0.27.1 on the A100.
     """
     return (gpu, experts, intermediate, kind) in _tuned_experts()
 
