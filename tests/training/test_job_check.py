@@ -443,6 +443,8 @@ def test_columns_of_megatron_and_tensorboard_are_known(name: str) -> None:
     [
         ("optimizer_step_time", "step_time"),
         ("max_step_time", "train_step_time"),
+        ("optimizer/step_time", "step_time"),
+        ("optimizer/step_time_ms", "train.step_time"),
         ("forward_step_time", "perf/step_time"),
         ("perf/eval_step_time", "perf/step_time"),
         ("batch_time", "wattcast/step_s"),

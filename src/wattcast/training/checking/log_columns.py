@@ -68,7 +68,7 @@ _PATH = r"(?:.*/)?"  # of objects or folders around a name
 _GPU = r"gpu[_/ ]?(?P<gpu>\d+)[_/ ]"
 _SECONDS = r"(?:_s|_sec|_seconds|\(s\))"
 _MILLISECONDS = r"(?:_ms|\(ms\))"
-_STEP_TIME = rf"{_PATH}(?:train_)?(?:step|iteration|iter)[_-]?time"
+_STEP_TIME = r"(?:train_)?(?:step|iteration|iter)[_-]?time"
 _TIME_PER_STEP = rf"{_PATH}(?:time|seconds)_per_(?:step|iteration)"
 _MEAN_STEP_TIME = rf"{_PATH}(?:avg|average|mean)_(?:step|iteration|iter)[_-]?time"
 _BATCH_TIME = rf"{_PATH}(?:train_)?batch[_-]?time"
@@ -77,8 +77,11 @@ _DATA = rf"{_PATH}(?:data|dataloader|data_loading|data_wait)"
 _PATTERNS: tuple[tuple[str, Quantity, float], ...] = (
     (r"wattcast/step_s", Quantity.STEP_TIME, 1.0),
     (r"wattcast/power_w", Quantity.TOTAL_POWER, 1.0),
-    (rf"{_STEP_TIME}{_SECONDS}?", Quantity.STEP_TIME, 1.0),
-    (rf"{_STEP_TIME}{_MILLISECONDS}", Quantity.STEP_TIME, 1e-3),
+    (rf"(?:train/)?{_STEP_TIME}{_SECONDS}?", Quantity.STEP_TIME, 1.0),
+    (rf"(?:train/)?{_STEP_TIME}{_MILLISECONDS}", Quantity.STEP_TIME, 1e-3),
+    # of an object, which may be a part of the step
+    (rf"{_PATH}{_STEP_TIME}{_SECONDS}?", Quantity.STEP_TIME, 1.0),
+    (rf"{_PATH}{_STEP_TIME}{_MILLISECONDS}", Quantity.STEP_TIME, 1e-3),
     (rf"{_TIME_PER_STEP}{_SECONDS}?", Quantity.STEP_TIME, 1.0),
     (rf"{_TIME_PER_STEP}{_MILLISECONDS}", Quantity.STEP_TIME, 1e-3),
     (rf"{_PATH}train_step_timing(?: in s)?", Quantity.STEP_TIME, 1.0),
