@@ -148,6 +148,23 @@ class HostTimes(HostCoefficients):
         output_s = self.output_s + self.output_per_sequence_s * sequences
         return schedule_s + self.admit_s * admitted + launch_s + output_s
 
+    def launch_draft_s(
+        self,
+        counts: LaunchCounts,
+        tokens: int,
+        layer_s: float = 0.0,
+    ) -> float:
+        """Return the time to launch one pass of a draft model inside a step: one graph for each layer.
+
+        ``layer_s`` is the time of a layer in a step with prompts. Without it the pass is like the
+        one before, and its graphs stay loaded.
+        """
+        if layer_s > 0.0:
+            loose_s = self.launch_loose_layer_s * counts.loose_layers
+            return self._launch_layers_s(counts, tokens, layer_s, loose_s)
+        loose_s = self.launch_same_loose_layer_s * counts.same_loose_layers
+        return self._launch_layers_s(counts, tokens, self.launch_same_layer_s, loose_s)
+
     def _launch_s(
         self,
         counts: LaunchCounts,
@@ -158,13 +175,24 @@ class HostTimes(HostCoefficients):
         factor: float = 1.0,
     ) -> float:
         """Return the time to launch a step whose layers take ``loose_s`` in all without graphs."""
+        layers_s = self._launch_layers_s(counts, tokens, layer_s, loose_s)
+        return self.launch_graph_s + self.launch_graph_per_sequence_s * decodes + layers_s * factor
+
+    def _launch_layers_s(
+        self,
+        counts: LaunchCounts,
+        tokens: int,
+        layer_s: float,
+        loose_s: float,
+    ) -> float:
+        """Return the time to launch layers at ``layer_s`` each, or all without graphs."""
         loose = tokens > self.capture_sizes[-1]
         layers_s = loose_s if loose else layer_s * counts.layers
         if loose or layer_s > 0.0:
             layers_s += self.launch_scan_s * counts.scans
         if not loose and layer_s > 0.0:
             layers_s += self.launch_expert_scan_s * counts.expert_scans
-        return self.launch_graph_s + self.launch_graph_per_sequence_s * decodes + layers_s * factor
+        return layers_s
 
     def count_launches(
         self,

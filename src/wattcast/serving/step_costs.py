@@ -12,6 +12,8 @@ is a row of latencies at several clocks followed by energies at the same clocks;
 and between tabulated sizes, costs are linear. Decode-only steps are padded to the size of a
 captured CUDA graph.
 
+A draft model adds its passes (``DraftPasses``) to every step.
+
 The tables are predicted once (``step_tabulation``), so that a simulation looks costs up and never
 predicts.
 """
@@ -19,7 +21,7 @@ predicts.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -77,6 +79,7 @@ class StepCosts:
     scans: float = 0.0  # layers whose scan no graph holds where there are prompts
     expert_scans: float = 0.0  # ... and which have experts, too
     groups: CacheGroups = _ONE_GROUP  # of layers, with blocks of their own
+    draft: DraftPasses | None = None  # in every step, besides what the tables hold
 
     @property
     def clocks(self) -> int:
@@ -99,6 +102,9 @@ class StepCosts:
         for name, table in self._tables.items():
             capped[name] = cap_columns(table, self.clock_hz, clock_hz)
         capped["clock_hz"] = np.append(clock_hz, self.clock_hz[self.clock_hz < clock_hz])
+        if self.draft is not None:
+            draft_costs = self.draft.costs.cap_clock(clock_hz, gpu)
+            capped["draft"] = replace(self.draft, costs=draft_costs)
         return replace(
             self,
             **capped,
@@ -144,6 +150,8 @@ class StepCosts:
             instant_w = np.where(joules > 0.0, np.inf, 0.0)  # where a part takes no time
             power_w = np.divide(joules, seconds, out=instant_w, where=seconds > 0.0)
             most_w = np.maximum(most_w, power_w.max(axis=0))
+        if self.draft is not None:
+            most_w = np.maximum(most_w, self.draft.costs.part_power_w)
         return most_w
 
     @cached_property
@@ -172,13 +180,16 @@ class StepCosts:
 
         ``factor`` says how much longer than usual the layers take at this moment.
         """
-        return self.host.launch_s(
+        launch_s = self.host.launch_s(
             self.launches,
             tokens,
             decodes,
             layer_s,
             factor,
         )
+        if self.draft is not None:
+            launch_s += self.draft.launch_s(tokens, decodes, layer_s, factor)
+        return launch_s
 
     @cached_property
     def launches(self) -> LaunchCounts:
@@ -196,7 +207,11 @@ class StepCosts:
 
         A sequence that only pads the graph has no context, so attention passes over it.
         """
-        return np.asarray(self._add_costs(list(self._tables.values()), step))
+        tables = list(self._tables.values())
+        cost = np.asarray(self._add_costs(tables, step))
+        if self.draft is not None:
+            cost = cost + self.draft.mixed_cost(step)
+        return cost
 
     def decode_cost(
         self,
@@ -217,12 +232,13 @@ class StepCosts:
 
     def cost_at_top(self, *step: *StepShape) -> complex:
         """Return ``mixed_cost`` at the top clock as seconds + i·joules, several times as fast."""
-        cost: complex = self._add_costs(self._top, step)
-        return cost
+        return self.cost_at_clock(step, 0)
 
     def cost_at_clock(self, step: StepShape, place: int) -> complex:
         """Return ``mixed_cost`` at one clock, counted from the top, as seconds + i·joules."""
         cost: complex = self._add_costs(self._list_tables(place), step)
+        if self.draft is not None:
+            cost += self.draft.cost_at_clock(step, place)
         return cost
 
     def decode_cost_at_top(
@@ -240,6 +256,8 @@ class StepCosts:
         share = (context - low) / (contexts[place] - low)
         attention = decode[decodes]
         cost += (1.0 - share) * attention[place - 1] + share * attention[place]
+        if self.draft is not None:
+            cost += self.draft.cost_at_clock((tokens, decodes, context, (), tokens), 0)
         return cost
 
     def _add_costs(
@@ -295,6 +313,59 @@ class StepCosts:
     @cached_property
     def _lists_by_clock(self) -> dict[int, list[Any]]:
         return {}
+
+
+@dataclass(frozen=True)
+class DraftPasses:
+    """The passes of a draft model in each step of its target, on the same GPUs.
+
+    To draft γ tokens of each sequence takes γ passes. The first computes all tokens of the step,
+    which the draft model has not seen either, and the token of each sequence that the target has
+    just drawn. Each later one computes one token of each sequence.
+    """
+
+    costs: StepCosts  # of one pass
+    count: int  # γ
+
+    def shape_passes(self, step: StepShape) -> tuple[StepShape, StepShape]:
+        """Return the shapes of the first pass, and of a later one."""
+        tokens, decodes, context, chunks, _ = step
+        sequences = decodes + len(chunks)
+        contexts = decodes * context + sum(chunk + before for chunk, before in chunks)
+        mean_context = contexts / sequences + 0.5 * self.count
+        first = (tokens + sequences, decodes, context, chunks, sequences)
+        return first, (sequences, sequences, mean_context, (), sequences)
+
+    def add_passes(self, step: StepShape, cost_of: Callable[[StepShape], Any]) -> Any:
+        """Add up the costs of all passes of a step."""
+        first, later = self.shape_passes(step)
+        cost = cost_of(first)
+        if self.count > 1:
+            cost = cost + (self.count - 1) * cost_of(later)
+        return cost
+
+    def mixed_cost(self, step: StepShape) -> Array:
+        """Return the cost of all passes of a step."""
+        return np.asarray(self.add_passes(step, lambda one: self.costs.mixed_cost(*one)))
+
+    def cost_at_clock(self, step: StepShape, place: int) -> complex:
+        """Return ``mixed_cost`` at one clock, counted from the top, as seconds + i·joules."""
+        cost: complex = self.add_passes(step, lambda one: self.costs.cost_at_clock(one, place))
+        return cost
+
+    def launch_s(
+        self,
+        tokens: int,
+        decodes: int,
+        layer_s: float = 0.0,
+        factor: float = 1.0,
+    ) -> float:
+        """Return the host's time to launch all passes of a step, as ``StepCosts.launch_s`` does."""
+        host = self.costs.host
+        launches = self.costs.launches
+        first_s = factor * host.launch_draft_s(launches, tokens + decodes, layer_s)
+        later_s = host.launch_draft_s(launches, max(decodes, 1))
+        return first_s + (self.count - 1) * later_s
 
 
 def cap_columns(
