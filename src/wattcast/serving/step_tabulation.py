@@ -8,6 +8,8 @@ stage. A batch meets all S stages one after the other and keeps each busy for 1/
 costs what ``tp`` GPUs would take for S times the layers of the largest stage: the engine is
 simulated as S *lanes* of ``tp`` GPUs, which share weights and cache. Data-parallel engines that
 share their experts are lanes with a cache of their own.
+
+A draft model shares the GPUs and the cache of its target. Its passes have a table of their own.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from typing import Self
 import numpy as np
 
 from wattcast.coefficients.coefficient_files import list_changes
+from wattcast.core import Dtype
 from wattcast.core.arrays import Array
 from wattcast.core.errors import WattcastError, bad_value
 from wattcast.hardware import Gpu
@@ -55,7 +58,7 @@ from wattcast.serving.cache_layout import (
 )
 from wattcast.serving.engines.engine_defaults import MemoryShare
 from wattcast.serving.step_coefficients import STEPS
-from wattcast.serving.step_costs import StepCosts
+from wattcast.serving.step_costs import DraftPasses, StepCosts
 from wattcast.workload.build_model import build_graph, compute_footprint
 from wattcast.workload.engine_operators import (
     GRAPH_SPLITS,
@@ -119,6 +122,7 @@ class StepRange:
     # uneven ones
     context_spread: float = 0.0
     tokens_a_step: int = 1  # of a sequence that decodes, drafted ones counted
+    draft: ModelSpec | None = None  # the model that drafts them; None: they come for nothing
 
 
 @dataclass(frozen=True)
@@ -157,7 +161,14 @@ def tabulate_step_costs(
     host = load_host_times()
     if launches.large_graphs:
         host = host.capture_large_graphs()
-    cache = measure_cache(model, gpu, options, steps.max_tokens, cache_setting)
+    cache = measure_cache(
+        model,
+        gpu,
+        options,
+        steps.max_tokens,
+        cache_setting,
+        steps.draft,
+    )
 
     # tables of one stage
     sizes = _place_sizes(host, steps)
@@ -209,7 +220,46 @@ def tabulate_step_costs(
         scans=stages * counts.scans,
         expert_scans=stages * counts.expert_scans,
     )
-    return costs.tell_factors(factors.host, factors.power)
+    costs = costs.tell_factors(factors.host, factors.power)
+    if steps.draft is None:
+        return costs
+    passes = tabulate_step_costs(
+        steps.draft,
+        gpu,
+        choose_draft_options(options),
+        _range_draft_steps(steps),
+        cache_setting=cache_setting,
+        clock_hz=clock_hz,
+        power_limit_w=power_limit_w,
+        machine=machine,
+    )
+    return replace(costs, draft=DraftPasses(passes, steps.tokens_a_step - 1))
+
+
+def choose_draft_options(options: ModelOptions) -> ModelOptions:
+    """Return how a draft model runs beside its target: on the same GPUs, which all share it.
+
+    Recipes for narrow weights and adapters are the target's alone. A draft model has the format
+    that it was published in, and the format of the target's cache.
+    """
+    is_narrow = options.dtype in (Dtype.FP8, Dtype.INT8)
+    return ModelOptions(
+        dtype=Dtype.BF16 if is_narrow else options.dtype,
+        kv_dtype=options.kv_dtype,
+        attention=options.attention,
+        stack=options.stack,
+        tp=options.tp,
+    )
+
+
+def _range_draft_steps(steps: StepRange) -> StepRange:
+    """Return the steps of a draft model: one token more for each sequence, and none drafted."""
+    return replace(
+        steps,
+        max_tokens=steps.max_tokens + steps.max_seqs,
+        tokens_a_step=1,
+        draft=None,
+    )
 
 
 def _count_launches(model: ModelSpec, options: ModelOptions) -> EngineLaunches:
@@ -678,6 +728,7 @@ def measure_cache(
     options: ModelOptions,
     max_tokens: int,
     setting: CacheSetting = _USUAL_CACHE,
+    draft: ModelSpec | None = None,
 ) -> CacheSize:
     """Return the size of the cache that memory leaves, or raise an error where it leaves none.
 
@@ -686,40 +737,40 @@ def measure_cache(
     Engines differ in what their share u holds: SGLang leaves activations out of it, and
     TensorRT-LLM's is one of the memory that all else leaves.
     Where layers keep different things, tokens are those of the blocks that groups of layers share.
+    The weights and layers of a ``draft`` model count as more of the model's own. Both compute in
+    turn, so that the larger activations count.
     """
-    largest = replace(
-        options,
-        phase=WorkloadPhase.PREFILL,
-        batch=1,
-        seq=max_tokens,
-        head=OutputHead.LAST,
-    )
-    need = compute_footprint(model, largest)
+    members = [(model, options)]
+    if draft is not None:
+        members.append((draft, choose_draft_options(options)))
+    needs = [compute_footprint(one, _largest_step(run, max_tokens)) for one, run in members]
+    weight_byte = sum(need.weight_byte for need in needs)
+    step_byte = max(need.activation_byte + need.workspace_byte for need in needs)
     memory_byte = load_host_times().visible_memory * float(np.min(gpu.memory.capacity_byte))
     usable_byte = memory_byte * setting.memory_utilisation
-    step_byte = need.activation_byte + need.workspace_byte
     if setting.share is MemoryShare.ALL:
-        cache_byte = usable_byte - need.weight_byte - step_byte
+        cache_byte = usable_byte - weight_byte - step_byte
     elif setting.share is MemoryShare.STATIC:
-        cache_byte = usable_byte - need.weight_byte
+        cache_byte = usable_byte - weight_byte
     else:
-        free_byte = memory_byte - need.weight_byte - step_byte
+        free_byte = memory_byte - weight_byte - step_byte
         cache_byte = setting.memory_utilisation * free_byte
-    byte_per_token = need.cache_byte / max_tokens
+    byte_per_token = sum(need.cache_byte for need in needs) / max_tokens
     tokens = _NO_ATTENTION_LIMIT
     prefix_caching = setting.prefix_caching
     groups = CacheGroups(setting.block_tokens, setting.block_tokens * byte_per_token)
-    if has_mixed_caches(model):
+    if any(has_mixed_caches(one) for one, _ in members):
         if prefix_caching is None:
             prefix_caching = keeps_prefixes(model)
-        layers = measure_layer_caches(model, options)
+        layers = [layer for one, run in members for layer in measure_layer_caches(one, run)]
         groups = group_layers(layers, setting.block_tokens, prefix_caching=prefix_caching)
     if byte_per_token:
         tokens = int(cache_byte // groups.block_byte) * groups.block_tokens
     if tokens < groups.block_tokens:
         cards = "the" if options.gpu_count == 1 else "each"
+        owner = model.name if draft is None else f"{model.name} and its draft {draft.name}"
         raise WattcastError(
-            f"{model.name}: weights of {1e-9 * need.weight_byte:.1f} GB leave no room for "
+            f"{owner}: weights of {1e-9 * weight_byte:.1f} GB leave no room for "
             "a cache in "
             f"{1e-9 * usable_byte:.1f} GB of {cards} {gpu.name}. "
             "Use more GPUs (tp, pp) or a smaller number format (--quantization)."
@@ -730,8 +781,19 @@ def measure_cache(
         prefixes = "" if prefix_caching else ", without a cache of prefixes"
         group_count = groups.count + groups.states
         content = f"{blocks} of one of {group_count} groups of layers{prefixes}"
-    note = f"cache: {content}, {_describe_share(setting)}"
+    owners = "" if draft is None else " of both models"
+    note = f"cache: {content}, {_describe_share(setting)}{owners}"
     return CacheSize(tokens, byte_per_token, note, groups)
+
+
+def _largest_step(options: ModelOptions, max_tokens: int) -> ModelOptions:
+    return replace(
+        options,
+        phase=WorkloadPhase.PREFILL,
+        batch=1,
+        seq=max_tokens,
+        head=OutputHead.LAST,
+    )
 
 
 def _describe_share(setting: CacheSetting) -> str:
