@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from wattcast.hardware import Node
     from wattcast.predictor.bundle.bundle_file import Bundle
     from wattcast.serving.arrivals import Trace
+    from wattcast.workload.model_catalogue import ModelSpec
 
     Quantity: TypeAlias = str | npt.ArrayLike  # "1830 MHz", 1.83e9, or an array in SI units
 '''

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from wattcast.hardware import Node
     from wattcast.predictor.bundle.bundle_file import Bundle
     from wattcast.serving.arrivals import Trace
+    from wattcast.workload.model_catalogue import ModelSpec
 
     Quantity: TypeAlias = str | npt.ArrayLike  # "1830 MHz", 1.83e9, or an array in SI units
 
@@ -151,6 +152,7 @@ class SimulateKeywords(TypedDict, total=False):
     prefix_hit_rate: str | float
     speculative_tokens: int
     acceptance_rate: str | float
+    draft: str | Path | ModelSpec | None
     engine_args: str | None
     clock: Quantity | None
     power_limit: Quantity | None

@@ -28,6 +28,7 @@ from wattcast.options.verb_options import VerbOptions, part_of
 
 if TYPE_CHECKING:
     from wattcast.serving.arrivals import Trace
+    from wattcast.workload.model_catalogue import ModelSpec
 
 ROUTERS = ("round-robin", "least-loaded", "sticky")
 TRANSFER_BYTE_PER_S = 50e9  # of a cache that is sent to another engine
@@ -218,7 +219,7 @@ class EngineOptions:
     speculative_tokens: Annotated[
         int,
         Option(
-            "Tokens that are drafted in a step.",
+            "Tokens that are drafted for a sequence in a step.",
             panel=_ENGINE_PANEL,
             least=0,
             most=64,
@@ -233,6 +234,13 @@ class EngineOptions:
             most=1,
         ),
     ] = 0.7
+    draft: Annotated[
+        str | Path | ModelSpec | None,
+        Option(
+            "Model that drafts them, named as --model is; default: drafting costs nothing.",
+            panel=_ENGINE_PANEL,
+        ),
+    ] = None
     engine_args: Annotated[
         str | None,
         Option(

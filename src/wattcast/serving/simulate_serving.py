@@ -89,6 +89,7 @@ from wattcast.serving.step_costs import StepCosts
 from wattcast.serving.step_tabulation import (
     CacheSetting,
     StepRange,
+    choose_draft_options,
     tabulate_step_costs,
 )
 from wattcast.serving.trace_files import read_trace
@@ -110,6 +111,7 @@ WHOLE_TIME = (
 )
 
 _MORE_SESSIONS = 4  # times those that were drawn, where clients used them up
+_INTERVAL_COLUMNS = {"tpot_s": "latency_s", "power_w": "power_w", "energy_j": "energy_j"}
 
 
 @overload
@@ -152,11 +154,13 @@ def simulate(
     repeats it all with other arrivals, lengths and launch times, or a given trace with other launch
     times. Requests of more tokens than the model was made for are rejected, as engines do;
     ``force`` serves them. With ``concurrency``, so many clients wait for each answer; ``turns``
-    makes conversations of requests."""
+    makes conversations of requests. ``draft`` is the model that drafts ``speculative_tokens``;
+    without one drafting costs nothing."""
     if isinstance(gpu, list | tuple):
         return ResultList(simulate(model, kind, **options) for kind in gpu)
     chosen = SIMULATE.parse(options)
     spec = find_language_model(model)
+    draft = find_draft_model(spec, chosen[EngineOptions])
     settings = chosen[SettingOptions]
     targets = chosen[LatencyTargets]
     bounds = parse_both_bounds(targets.ttft, targets.tpot)
@@ -164,6 +168,8 @@ def simulate(
     deployment = chosen[Deployment]
     chip = find_gpu(gpu, settings.node, settings.engine)
     run = _read_engine_run(chosen.select_keywords(ModelOptions))
+    if draft is not None and run.pp > 1:
+        raise bad_value("pp", "one stage beside a draft model, which is not split", run.pp)
     limits = fill_limits(chosen[EngineOptions], chip, run.tp)
 
     most_tokens = _limit_length(spec, chosen[EngineOptions], settings.force)
@@ -173,6 +179,7 @@ def simulate(
         check_power_limit(chip, OperatingPoint(power_limit_w=limit_w))
     costs = _tabulate_engine(
         spec,
+        draft,
         chip,
         run,
         chosen,
@@ -195,6 +202,7 @@ def simulate(
         run,
         first,
         chosen[MachineOptions],
+        (draft, chosen[EngineOptions].speculative_tokens),
     )
     notes = [drawn.rejection] if drawn.rejection else []
     notes += describe_scheduler(chip.engine)
@@ -256,6 +264,7 @@ def _caches_prefixes(spec: ModelSpec, engine: EngineOptions) -> bool:
 
 def _tabulate_engine(
     spec: ModelSpec,
+    draft: ModelSpec | None,
     chip: Gpu,
     run: ModelOptions,
     chosen: ParsedOptions,
@@ -273,6 +282,7 @@ def _tabulate_engine(
         longest_context=longest_context,
         context_spread=traces[0].context_spread,
         tokens_a_step=1 + engine.speculative_tokens,
+        draft=draft,
     )
     cache_setting = CacheSetting(
         block_tokens=limits.block_tokens,
@@ -469,12 +479,26 @@ def _measure_spread(results: Sequence[ServingResult]) -> dict[str, tuple[float, 
     return spread
 
 
-def find_language_model(model: str | Path | ModelSpec) -> ModelSpec:
+def find_language_model(model: str | Path | ModelSpec, option: str = "model") -> ModelSpec:
     """Return a language model by its name or file, or raise an error that says what else it is."""
     spec = model if isinstance(model, ModelSpec) else find_model(model)
     if spec is None or spec.kind is not ModelKind.LANGUAGE:
-        raise bad_value("model", "a language model", str(model), "`wattcast models` lists them.")
+        raise bad_value(option, "a language model", str(model), "`wattcast models` lists them.")
     return spec
+
+
+def find_draft_model(target: ModelSpec, engine: EngineOptions) -> ModelSpec | None:
+    """Return the model that drafts for a target, if one was asked for and can."""
+    if engine.draft is None:
+        return None
+    if not engine.speculative_tokens:
+        do = "Say how many tokens it drafts: --speculative-tokens 4."
+        raise bad_value("draft", "tokens to draft beside it", "none", do)
+    draft = find_language_model(engine.draft, "draft")
+    if draft.dims.vocab != target.dims.vocab:
+        expected = f"a model with the {target.dims.vocab:,} words of {target.name}"
+        raise bad_value("draft", expected, f"{draft.name} with {draft.dims.vocab:,}")
+    return draft
 
 
 def serve_trace(
@@ -517,10 +541,7 @@ def serve_trace(
             deployment.router,
             patience,
         )
-    if settings.speculative_tokens:
-        notes.append(
-            "speculative decoding: drafting itself is free, tokens a step from the acceptance rate"
-        )
+    notes += _describe_speculation(costs, settings)
     return ServingResult(
         costs.model,
         costs.gpu,
@@ -533,6 +554,26 @@ def serve_trace(
         tuple(dict.fromkeys(notes)),
         lanes=costs.lanes,
     )
+
+
+def _describe_speculation(costs: StepCosts, settings: EngineSettings) -> list[str]:
+    """Say what drafting costs, and that it was not measured."""
+    drafted = settings.speculative_tokens
+    if not drafted:
+        return []
+    if costs.draft is None:
+        return [
+            "speculative decoding: the cost of drafting is not included, as if n-grams of the text "
+            "were looked up; --draft MODEL includes that of a draft model"
+        ]
+    passes = costs.draft.costs
+    gpus = "the GPU" if passes.gpu_count == 1 else f"the {passes.gpu_count} GPUs"
+    return [
+        f"speculative decoding: {passes.model} drafts {drafted} tokens of each sequence in a step "
+        f"on {gpus} of {costs.model}, one pass for each; its weights and cache are there too",
+        "speculative decoding was not measured: kernels and host of the draft model are taken to "
+        "cost what they cost in steps of its own, launched layer by layer",
+    ]
 
 
 def _serve_sessions(
@@ -563,6 +604,7 @@ def _serve_sessions(
             deployment.router,
         )
     notes = [*costs.assumptions, f"router: {deployment.router}"]
+    notes += _describe_speculation(costs, settings)
     return ServingResult(
         costs.model,
         costs.gpu,
@@ -664,8 +706,13 @@ def measure_model_interval(
     options: ModelOptions,
     result: ServingResult,
     machine: MachineOptions = UNTOLD,
+    drafting: tuple[ModelSpec | None, int] = (None, 0),
 ) -> dict[str, tuple[float, float]]:
-    """Return the predictor's interval on the mean decode step, as factors on its values."""
+    """Return the predictor's interval on the mean decode step, as factors on its values.
+
+    ``drafting`` is a draft model and its passes in a step. The errors of both models are taken to
+    go the same way.
+    """
     sequences = 0.0  # of all decode steps
     steps = 0.0
     for run in result.runs:
@@ -674,21 +721,31 @@ def measure_model_interval(
         steps += float(run.segments["steps"][decodes > 0].sum())
     batch = max(round(sequences / max(steps, 1.0)), 1)
     context = max(int((result.trace.prompt_tokens + result.trace.output_tokens / 2).mean()), 1)
-    step = replace(
-        options,
-        phase=WorkloadPhase.DECODE,
-        batch=batch,
-        seq=context,
-    )
-    prediction = predict(
-        build_graph(spec, step),
-        gpu,
-        host_launch=0.0,
-        power_factor=machine.power_factor,
-    )
+    parts = [(spec, options, 1)]
+    draft, passes = drafting
+    if draft is not None:
+        parts.append((draft, choose_draft_options(options), passes))
+    spans: dict[str, Array] = {name: np.zeros(3) for name in _INTERVAL_COLUMNS}
+    for model, run, count in parts:
+        step = replace(
+            run,
+            phase=WorkloadPhase.DECODE,
+            batch=batch,
+            seq=context,
+        )
+        prediction = predict(
+            build_graph(model, step),
+            gpu,
+            host_launch=0.0,
+            power_factor=machine.power_factor,
+        )
+        for name, column in _INTERVAL_COLUMNS.items():
+            value = float(getattr(prediction, column))
+            ends = np.ravel(getattr(prediction.interval, column))
+            weight = count * (float(prediction.latency_s) if name == "power_w" else 1.0)
+            spans[name] += weight * np.array([value, *ends])
     factors = {}
-    for name, column in (("tpot_s", "latency_s"), ("power_w", "power_w"), ("energy_j", "energy_j")):
-        ends = np.ravel(getattr(prediction.interval, column))
-        low, high = (ends / float(getattr(prediction, column))).tolist()
+    for name, (value, *ends) in spans.items():
+        low, high = (np.array(ends) / value).tolist()
         factors[name] = (low, high)
     return factors
