@@ -320,6 +320,17 @@ def test_a_plan_has_a_front_and_what_binds() -> None:
     assert "a language model" in json.loads(pictures.body)["error"]
 
 
+def test_a_draft_model_is_a_name_of_the_catalogue() -> None:
+    question = {"model": "qwen3-8b", "gpu": "h200", "rate_per_s": 1.0, "seconds": 10}
+    drafting = question | {"speculative_tokens": 3, "draft": "qwen3-0.6b"}
+    told = json.loads(asked("simulate", drafting).body)["assumptions"]
+    assert any("qwen3-0.6b drafts 3 tokens" in note for note in told)
+    for path in ("/etc/passwd", "config.json"):
+        refused = asked("simulate", drafting | {"draft": path})
+        assert refused.status == 422
+        assert f"unknown model '{path}'" in json.loads(refused.body)["error"]
+
+
 def test_a_simulation_shows_power_and_queue_over_time() -> None:
     drawn = json.loads(
         asked(

@@ -32,6 +32,7 @@ WRONG = [
     ("simulate", "sim.concurrency", "0"),
     ("simulate", "sim.prefix_hit_rate", "101"),
     ("simulate", "sim.speculative_tokens", "17"),
+    ("simulate", "sim.draft", "gpt2"),  # refused by the server: no tokens to draft
     ("simulate", "sim.rate_per_s", "9999"),  # more requests than the server simulates
     ("plan", "plan.rate_per_s", "0"),
     ("plan", "plan.rate_per_s", "20000"),

@@ -470,9 +470,10 @@ def _answer_simulate(asked: request_schema.SimulationRequest) -> dict[str, Any]:
     if count > request_schema.MOST_SIMULATED:
         most = f"over HTTP at most {request_schema.MOST_SIMULATED:,}"
         raise BadInput(f"{count:,.0f} requests; {most}. Use the command line.")
-    result = simulate(
-        _model_of(asked), _load_card(asked.gpu)[0], **_library_keywords(asked) | {"trace": trace}
-    )
+    # by its name alone: a path would name a file of the server
+    draft = None if asked.draft is None else model_catalogue.load_model(asked.draft)
+    keywords = _library_keywords(asked) | {"trace": trace, "draft": draft}
+    result = simulate(_model_of(asked), _load_card(asked.gpu)[0], **keywords)
     start_s, power_w = result.power_over_time(result.length_s / MOST_POINTS)
     columns = {
         name: result.mean_over_time(name, start_s) for name in ("waiting", "decodes", "cache_use")

@@ -195,6 +195,7 @@ class SimulationRequest(ServingQuestion, kw_only=True):
     prefix_hit_rate: Annotated[float, Meta(ge=0, le=1)] = 0.0
     speculative_tokens: Annotated[int, Meta(ge=0, le=16)] = 0
     acceptance_rate: Annotated[float, Meta(ge=0, le=1)] = 0.7
+    draft: Annotated[str, _one_of(model_catalogue.list_models())] | None = None
     clock_hz: Hertz | None = None
     power_limit_w: Watts | None = None
 

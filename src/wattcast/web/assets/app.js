@@ -366,6 +366,7 @@ async function start() {
     catalogue = await answer.json();
   } catch (error) { complain("catalogue", `The catalogue did not come: ${error.message}`); return; }
   buildAsk();
+  $("draft-models").replaceChildren(...catalogue.models.filter((m) => m.kind === "language").map((m) => element("option", { value: m.name })));
   fill();
   if (state.tab === "gpus") refresh();
   document.documentElement.dataset.ready = "";

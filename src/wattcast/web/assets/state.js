@@ -22,7 +22,7 @@ export const PRESETS = {
 };
 const ASIDE = {
   plan: { gpus: ["h200", "h100-sxm", "l40s"], rate_per_s: 50, ttft_s: 0.5, tpot_s: 0.05, percentile: 99, minimise: "gpus", headroom: 0.1, site_power_w: null, pools: null },
-  sim: { rate_per_s: 8, seconds: 120, replicas: 1, arrivals: "poisson", ttft_s: null, tpot_s: null, concurrency: null, shared_prefix: null, prefix_hit_rate: null, speculative_tokens: null, acceptance_rate: null },
+  sim: { rate_per_s: 8, seconds: 120, replicas: 1, arrivals: "poisson", ttft_s: null, tpot_s: null, concurrency: null, shared_prefix: null, prefix_hit_rate: null, speculative_tokens: null, acceptance_rate: null, draft: null },
   train: { gpus: 8, tokens: 1e9, seq: null, precision: "bf16", lora: 0, minimise: "time" },
   hall: { system: "dgx-h200", serving_racks: 12, training_racks: 6, idle_racks: 2, rate_per_s: 4, day: "office", limit_w: null, around_s: null },
   money: { price_per_h: 2, electricity_per_kwh: null },
