@@ -12,6 +12,7 @@ texts are kept in ``docs/study-figures.json``; tests work the quick ones out aga
 from __future__ import annotations
 
 import argparse
+import csv
 import io
 import json
 import os
@@ -23,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+import wattcast
 from wattcast.calibrate.kernel_rows import (
     KernelRows,
     load_kernel_rows,
@@ -373,6 +375,29 @@ def show_traffic_cells() -> str:
     return f"{100.0 * kept / asked:.0f} % of the minutes, {100.0 * share:.0f} % of the saving"
 
 
+def show_drafted_steps() -> str:
+    """Return the mean error of steps that draft, over those of others in ``drafted_steps.csv``."""
+    lines = (ROOT / "studies/drafted_steps.csv").read_text().splitlines()
+    rows = list(csv.DictReader(line for line in lines if not line.startswith("#")))
+    errors = []
+    for row in rows:
+        found = wattcast.simulate(
+            "qwen3-32b",
+            "h100-sxm",
+            concurrency=1,
+            requests=1,
+            prompt=183,
+            output=877,
+            max_seqs=1,
+            max_batched_tokens=5000,
+            speculative_tokens=int(row["drafted"]),
+            draft="qwen3-1.7b",
+        )
+        step_s = found.summarise()["inter_token_s"]["p50"]
+        errors.append(abs(step_s / (1e-3 * float(row["step_ms"])) - 1.0))
+    return f"{100.0 * sum(errors) / len(errors):.1f} %"
+
+
 # the six workloads of EnergAIzer's figure 11: model, batch, tokens
 _EXPLORED = (
     ("gpt2", 8, 128),
@@ -562,6 +587,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     "study.clocks-elementwise": lambda: show_clocks("elementwise"),
     "study.collective-spread": show_collective_spread,
     "study.traffic-cells": show_traffic_cells,
+    "study.drafted-steps": show_drafted_steps,
 }
 
 

@@ -571,8 +571,8 @@ def _describe_speculation(costs: StepCosts, settings: EngineSettings) -> list[st
     return [
         f"speculative decoding: {passes.model} drafts {drafted} tokens of each sequence in a step "
         f"on {gpus} of {costs.model}, one pass for each; its weights and cache are there too",
-        "speculative decoding was not measured: kernels and host of the draft model are taken to "
-        "cost what they cost in steps of its own, launched layer by layer",
+        "speculative decoding: no engine was measured with a draft model, whose kernels and host "
+        "are taken to cost what they cost in steps of its own, launched layer by layer",
     ]
 
 
