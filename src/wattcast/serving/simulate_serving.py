@@ -721,14 +721,14 @@ def measure_model_interval(
         steps += float(run.segments["steps"][decodes > 0].sum())
     batch = max(round(sequences / max(steps, 1.0)), 1)
     context = max(int((result.trace.prompt_tokens + result.trace.output_tokens / 2).mean()), 1)
-    parts = [(spec, options, 1)]
+    members = [(spec, options, 1)]
     draft, passes = drafting
     if draft is not None:
-        parts.append((draft, choose_draft_options(options), passes))
-    spans: dict[str, Array] = {name: np.zeros(3) for name in _INTERVAL_COLUMNS}
-    for model, run, count in parts:
+        members.append((draft, choose_draft_options(options), passes))
+    predictions = []
+    for model, served, count in members:
         step = replace(
-            run,
+            served,
             phase=WorkloadPhase.DECODE,
             batch=batch,
             seq=context,
@@ -739,13 +739,17 @@ def measure_model_interval(
             host_launch=0.0,
             power_factor=machine.power_factor,
         )
-        for name, column in _INTERVAL_COLUMNS.items():
-            value = float(getattr(prediction, column))
-            ends = np.ravel(getattr(prediction.interval, column))
-            weight = count * (float(prediction.latency_s) if name == "power_w" else 1.0)
-            spans[name] += weight * np.array([value, *ends])
+        predictions.append((prediction, count))
+
     factors = {}
-    for name, (value, *ends) in spans.items():
-        low, high = (np.array(ends) / value).tolist()
+    for name, column in _INTERVAL_COLUMNS.items():
+        value = 0.0
+        ends = np.zeros(2)
+        for prediction, count in predictions:
+            # power is a mean over time, the others are sums
+            weight = count * (float(prediction.latency_s) if name == "power_w" else 1.0)
+            value += weight * float(getattr(prediction, column))
+            ends += weight * np.ravel(getattr(prediction.interval, column))
+        low, high = (ends / value).tolist()
         factors[name] = (low, high)
     return factors
