@@ -765,7 +765,8 @@ class EngineReplica:
             self._late_firsts += waited_s > patience.first_token_s
         for request in self._last:
             decoding_s = moment_s - self.first_token_s[request]
-            self._late_tokens += decoding_s > patience.token_s * plan.decode_steps[request] > 0.0
+            later_tokens = plan.decode_steps[request] * plan.growth[request]
+            self._late_tokens += decoding_s > patience.token_s * later_tokens > 0.0
         if self._late_firsts >= patience.late_firsts or self._late_tokens >= patience.late_tokens:
             raise BoundsBroken(self.most_running)
 
