@@ -191,6 +191,9 @@ class PlanKeywords(TypedDict, total=False):
     lora: int | None
     adapters: int | None
     sampling: str | None
+    speculative_tokens: int
+    acceptance_rate: str | float
+    draft: str | Path | ModelSpec | None
     tp: str | Sequence[int]
     pp: str | Sequence[int]
     ep: str | Sequence[int]

@@ -377,6 +377,8 @@ class PlanSearch:
 
 # What an engine runs, of the options of a model.
 SERVED_MODEL = ("dtype", "quantization", "weights", "kv_dtype", "lora", "adapters", "sampling")
+# What a plan tries on its best replica.
+SPECULATION = ("speculative_tokens", "acceptance_rate", "draft")
 SIMULATE = VerbOptions(
     "simulate",
     Traffic,
@@ -409,6 +411,7 @@ PLAN = VerbOptions(
     RequestShape,
     LatencyTargets,
     part_of(ModelOptions, *SERVED_MODEL),
+    part_of(EngineOptions, *SPECULATION),
     PlanSearch,
     part_of(SettingOptions, "node", "force"),
     MachineOptions,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Unpack
@@ -30,6 +30,7 @@ from wattcast.hardware import Gpu
 from wattcast.options.keywords import PlanKeywords
 from wattcast.options.serving_options import (
     PLAN,
+    EngineOptions,
     LatencyTargets,
     PlanDemand,
     PlanSearch,
@@ -50,7 +51,7 @@ from wattcast.predictor.prices import (
 )
 from wattcast.serving import plan_options
 from wattcast.serving.latency_bounds import parse_both_bounds
-from wattcast.serving.plan_options import SearchRange
+from wattcast.serving.plan_options import SearchRange, Speculation
 from wattcast.serving.plan_processes import search_in_processes
 from wattcast.serving.plan_search import (
     KindPlans,
@@ -63,7 +64,12 @@ from wattcast.serving.service_demand import (
     PlanAim,
     ServiceDemand,
 )
-from wattcast.serving.simulate_serving import TRANSFER_BYTE_PER_S, find_language_model
+from wattcast.serving.simulate_serving import (
+    TRANSFER_BYTE_PER_S,
+    find_draft_model,
+    find_language_model,
+)
+from wattcast.serving.speculation_trial import SpeculationTrial, try_speculation
 from wattcast.workload.model_catalogue import ModelSpec
 from wattcast.workload.model_options import ModelOptions
 
@@ -77,6 +83,7 @@ class PlanResult(UserResult):
 
     demand: ServiceDemand
     kinds: tuple[KindPlans, ...] = ()
+    speculation: SpeculationTrial | None = None  # drafts on the best plan, if they were asked for
 
     @cached_property
     def plans(self) -> tuple[ServingPlan, ...]:
@@ -147,6 +154,7 @@ class PlanResult(UserResult):
             ],
             "plans": [plan.make_row() for plan in self.plans],
             "pareto": [plan.make_row() for plan in self.front],
+            "speculation": None if self.speculation is None else self.speculation.to_dict(),
             "refused": list(self.refused),
             "assumptions": list_plan_notes(self),
         }
@@ -185,6 +193,8 @@ def plan(
     for each answer. ``power_budget`` is that of a hall at its meter: the plan says how many GPUs
     fill it, hosts (``host_share`` of the GPUs' energy) and PUE included. Requests of more tokens
     than the model was made for are rejected, as engines do; ``force`` serves them.
+    ``speculative_tokens`` say what drafts would change in the best plan at an ``acceptance_rate``;
+    ``draft`` is the model that drafts them.
 
     ``node`` is where the GPUs of every kind stand, if not in the node they are usually built into.
     ``workers`` processes search kinds of GPU side by side, which changes no result.
@@ -196,6 +206,7 @@ def plan(
         raise bad_value("workers", "one or more", workers)
     chosen = PLAN.parse(options)
     demand = _read_demand(find_language_model(model), chosen)
+    speculation = _read_speculation(demand.model, chosen[EngineOptions])
     demand.draw_requests()  # raises an error where the model takes none of them
     search = chosen[PlanSearch]
     largest_step = plan_options.MOST_TOKENS[0]
@@ -229,7 +240,17 @@ def plan(
     )
     if not result.plans:
         raise BadInput("this cannot be served as asked. " + " ".join(result.refused))
+    if speculation is not None:
+        result = replace(result, speculation=try_speculation(result.best, speculation))
     return result
+
+
+def _read_speculation(target: ModelSpec, engine: EngineOptions) -> Speculation | None:
+    """Return the drafts that are to be tried, if any."""
+    draft = find_draft_model(target, engine)
+    if not engine.speculative_tokens:
+        return None
+    return Speculation(engine.speculative_tokens, engine.acceptance_rate, draft)
 
 
 def _read_demand(model: ModelSpec, chosen: ParsedOptions) -> ServiceDemand:
@@ -362,5 +383,6 @@ def list_plan_notes(result: PlanResult) -> list[str]:
             "the GPUs' "
             f"energy (--host-share), PUE {prices.pue:g}"
         )
-    notes = [*gpu_notes, *result.best.result.assumptions, *price_notes]
+    drafting_notes = result.speculation.notes if result.speculation is not None else ()
+    notes = [*gpu_notes, *result.best.result.assumptions, *drafting_notes, *price_notes]
     return list(dict.fromkeys(notes))

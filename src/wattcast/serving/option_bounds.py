@@ -41,7 +41,7 @@ def tabulate_option(
 
     Raises a sentence that says why there are none.
     """
-    costs = _tabulate_setting(demand, option, tables)
+    costs = tabulate_setting(demand, option, tables)
     most_seqs = max(option.max_seqs // costs.stages, 1)
     per_s, joules = _bound_steps(demand, costs, most_seqs, option)
     return replace(
@@ -53,12 +53,15 @@ def tabulate_option(
     )
 
 
-def _tabulate_setting(
+def tabulate_setting(
     demand: ServiceDemand,
     option: PlanOption,
     tables: StepTables,
 ) -> StepCosts:
-    """Return the step costs of an option's GPUs at its clock and power limit."""
+    """Return the step costs of an option's GPUs at its clock and power limit.
+
+    Raises a sentence that says why there are none.
+    """
     chip = option.gpu
     whole_key = (chip.name, option.shared)
     key = (*whole_key, option.clock_hz, option.power_limit_w)
@@ -97,6 +100,14 @@ def _predict_table(demand: ServiceDemand, option: PlanOption) -> StepCosts | Bad
             context_spread=trace.context_spread,
             max_seqs=max(MOST_SEQUENCES[0] // option.shared.pp, 1),
         )
+        if option.speculation is not None:
+            most_verified = MOST_SEQUENCES[0] * (1 + option.speculation.tokens)
+            steps = replace(
+                steps,
+                max_tokens=max(steps.max_tokens, most_verified),
+                tokens_a_step=1 + option.speculation.tokens,
+                draft=option.speculation.draft,
+            )
         table = tabulate_step_costs(
             demand.model,
             option.gpu,

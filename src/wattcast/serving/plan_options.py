@@ -53,6 +53,7 @@ from wattcast.serving.service_demand import (
 )
 from wattcast.serving.step_costs import StepCosts
 from wattcast.workload.engine_schedule import STEP_TOKENS
+from wattcast.workload.model_catalogue import ModelSpec
 from wattcast.workload.model_options import ModelOptions
 
 TENSOR_PARALLEL = (1, 2, 4, 8)
@@ -162,6 +163,15 @@ def _check_setting(
 
 
 @dataclass(frozen=True)
+class Speculation:
+    """Tokens that are drafted for each sequence in a step, and what is kept of them."""
+
+    tokens: int
+    acceptance_rate: float
+    draft: ModelSpec | None = None  # the model that drafts; None: its cost is not included
+
+
+@dataclass(frozen=True)
 class PlanOption:
     """One way to serve: a replica and its limits, with the bounds that arithmetic gives it."""
 
@@ -176,6 +186,7 @@ class PlanOption:
     least_j: float = 0.0  # joules of a request beyond what its GPUs draw idle, at the very least
     idle_w: float = 0.0  # of one GPU
     costs: StepCosts | None = None  # None: the bounds are those of the largest step
+    speculation: Speculation | None = None
 
     @property
     def gpus(self) -> int:
@@ -209,7 +220,16 @@ class PlanOption:
     @property
     def settings(self) -> EngineSettings:
         """Limits of an engine of the replica."""
-        return EngineSettings(max(self.max_tokens, self.max_seqs), self.max_seqs)
+        speculation = self.speculation
+        if speculation is None:
+            return EngineSettings(max(self.max_tokens, self.max_seqs), self.max_seqs)
+        verified_tokens = self.max_seqs * (1 + speculation.tokens)
+        return EngineSettings(
+            max(self.max_tokens, verified_tokens),
+            self.max_seqs,
+            speculative_tokens=speculation.tokens,
+            acceptance_rate=speculation.acceptance_rate,
+        )
 
     @property
     def key(self) -> Hashable:

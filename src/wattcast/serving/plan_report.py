@@ -20,6 +20,7 @@ from wattcast.serving.capacity_plan import PlanResult, list_plan_notes
 from wattcast.serving.plan_options import MOST_TOKENS
 from wattcast.serving.plan_search import ServingPlan
 from wattcast.serving.service_demand import ServiceDemand
+from wattcast.serving.speculation_trial import SpeculationTrial
 
 MOST_LISTED = 6  # other plans, and reasons why replicas cannot serve
 
@@ -46,7 +47,7 @@ def print_plan(console: Console, result: PlanResult) -> None:
     has_several_kinds = len(result.kinds) > 1
     if not result.is_complete:
         console.print("[yellow]Interrupted: these are the plans so far.[/yellow]")
-    _print_best_plan(console, demand, result.best.make_row(), currency)
+    _print_best_plan(console, demand, result.best.make_row(), currency, result.speculation)
     columns = {
         **_COLUMNS,
         "cost_per_million_tokens": f"{currency}/M tokens",
@@ -80,8 +81,9 @@ def _print_best_plan(
     demand: ServiceDemand,
     best: dict[str, Any],
     currency: str,
+    speculation: SpeculationTrial | None,
 ) -> None:
-    """Print the best plan, what it gives, and what more traffic would take."""
+    """Print the best plan, what it gives, and what more traffic and drafts would change."""
     risk = f" ([yellow]{escape(best['risk'])}[/yellow])" if best["risk"] else ""
     has_short_steps = best["max_batched_tokens"] < MOST_TOKENS[0]
     step = f" and {best['max_batched_tokens']} tokens a step" if has_short_steps else ""
@@ -107,6 +109,8 @@ def _print_best_plan(
     _print_hall(console, demand, best, currency)
     more = "; ".join(f"at {step['times']} times, {step['gpus']}" for step in best["growth"])
     console.print(f"GPUs if the traffic grows: {more}")
+    if speculation is not None:
+        console.print(escape(speculation.summary_line))
 
 
 def _print_hall(
