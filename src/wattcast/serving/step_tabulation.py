@@ -782,7 +782,7 @@ def measure_cache(
         group_count = groups.count + groups.states
         content = f"{blocks} of one of {group_count} groups of layers{prefixes}"
     owners = "" if draft is None else " of both models"
-    note = f"cache: {content}, {_describe_share(setting)}{owners}"
+    note = f"cache: {content}, {_describe_share(setting, owners)}"
     return CacheSize(tokens, byte_per_token, note, groups)
 
 
@@ -796,11 +796,11 @@ def _largest_step(options: ModelOptions, max_tokens: int) -> ModelOptions:
     )
 
 
-def _describe_share(setting: CacheSetting) -> str:
-    """Say what of the memory is the cache."""
+def _describe_share(setting: CacheSetting, owners: str = "") -> str:
+    """Say what of the memory is the cache; ``owners`` are those of the weights."""
     share = f"{setting.memory_utilisation:.0%} of the memory"
     if setting.share is MemoryShare.STATIC:
-        return f"{share} less weights"
+        return f"{share} less weights{owners}"
     if setting.share is MemoryShare.FREE:
-        return f"{share} that weights and activations leave"
-    return f"{share} less weights and activations"
+        return f"{share} that weights and activations{owners} leave"
+    return f"{share} less weights and activations{owners}"
