@@ -81,6 +81,10 @@ def test_the_host_launches_every_pass_layer_by_layer() -> None:
     layers_s = 3 * 28 * host.launch_same_layer_s
     assert costs.launch_s(32, 8) == pytest.approx(graph_s + layers_s)
     assert replace(costs, draft=None).launch_s(32, 8) == pytest.approx(graph_s)
+    # the first pass of 128 sequences has more tokens than any graph holds, the later ones do not
+    large_s = 28 * (host.launch_same_loose_layer_s + 2 * host.launch_same_layer_s)
+    target_s = replace(costs, draft=None).launch_s(512, 128)
+    assert costs.launch_s(512, 128) == pytest.approx(target_s + large_s)
     # prompts, which change the size of the first pass, launch it as slowly as their own step
     changing_s = 28 * (host.launch_layer_s + 2 * host.launch_same_layer_s)
     own_s = host.launch_s(costs.launches, 100, 8, host.launch_layer_s)

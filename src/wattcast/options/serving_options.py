@@ -237,7 +237,7 @@ class EngineOptions:
     draft: Annotated[
         str | Path | ModelSpec | None,
         Option(
-            "Model that drafts them, named as --model is; default: drafting costs nothing.",
+            "Model that drafts them, named as MODEL is; default: the cost of drafting is left out.",
             panel=_ENGINE_PANEL,
         ),
     ] = None
