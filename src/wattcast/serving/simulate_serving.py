@@ -741,13 +741,15 @@ def measure_model_interval(
         )
         predictions.append((prediction, count))
 
+    total_s = sum(count * float(prediction.latency_s) for prediction, count in predictions)
     factors = {}
     for name, column in _INTERVAL_COLUMNS.items():
         value = 0.0
         ends = np.zeros(2)
         for prediction, count in predictions:
             # power is a mean over time, the others are sums
-            weight = count * (float(prediction.latency_s) if name == "power_w" else 1.0)
+            time_share = count * float(prediction.latency_s) / total_s
+            weight = time_share if name == "power_w" else float(count)
             value += weight * float(getattr(prediction, column))
             ends += weight * np.ravel(getattr(prediction.interval, column))
         low, high = (ends / value).tolist()
