@@ -74,11 +74,10 @@ def plan(
     write: Annotated[Path | None, Option("Folder for files that run and check it.")] = None,
     **options: Any,
 ) -> CommandOutput:
-    """Find how many GPUs serve a rate of requests, and in which layout. Several models: explore
-    fleet.
+    """Find how many GPUs serve a rate, and how. Several models: explore fleet.
 
-    Example: wattcast plan llama3-8b --rate 20/s --prompt 1000 --output 300 --ttft p99:500ms
-    --tpot p90:40ms --gpu h100-sxm,h200 --minimise cost --price h100-sxm=2.5,h200=3.5
+    Example: wattcast plan llama3-8b --rate 20/s --ttft p99:500ms --tpot p90:40ms
+    --gpu h100-sxm,h200 --minimise cost --price h100-sxm=2.5,h200=3.5
     """
     from wattcast.serving import capacity_plan
     from wattcast.serving import plan_report as report
