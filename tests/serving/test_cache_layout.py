@@ -17,7 +17,7 @@ from wattcast.serving.cache_layout import (
     group_layers,
     measure_layer_caches,
 )
-from wattcast.serving.step_tabulation import CacheSetting, measure_cache
+from wattcast.serving.cache_size import CacheSetting, measure_cache
 from wattcast.workload.model_catalogue import load_model
 from wattcast.workload.model_options import ModelOptions
 

@@ -20,15 +20,12 @@ import wattcast
 from wattcast.core.errors import BadInput, ExitCode, WattcastError
 from wattcast.hardware import load_gpu
 from wattcast.serving.arrivals import make_trace
+from wattcast.serving.cache_size import measure_cache
+from wattcast.serving.draft_models import choose_draft_options
 from wattcast.serving.engine_simulator import EngineReplica, ReplicaRun
 from wattcast.serving.request_plan import EngineSettings, plan_requests
 from wattcast.serving.step_costs import DraftPasses, StepCosts
-from wattcast.serving.step_tabulation import (
-    StepRange,
-    choose_draft_options,
-    measure_cache,
-    tabulate_step_costs,
-)
+from wattcast.serving.step_tabulation import StepRange, tabulate_step_costs
 from wattcast.workload.build_model import compute_footprint
 from wattcast.workload.model_catalogue import load_model
 from wattcast.workload.model_options import ModelOptions

@@ -11,8 +11,8 @@ from wattcast import hardware
 from wattcast.core.row_tables import database_folder
 from wattcast.lab.fit.engine_fit import load_measured_model, read_engine_options
 from wattcast.lab.fit.engine_records import load_engine_records
+from wattcast.serving.cache_size import CacheSetting, measure_cache
 from wattcast.serving.engine_simulator import EngineReplica
-from wattcast.serving.step_tabulation import CacheSetting, measure_cache
 
 
 def test_an_engine_that_was_told_nothing_has_the_blocks_of_one_that_was_started_so() -> None:

@@ -13,10 +13,10 @@ import numpy as np
 
 from wattcast.core.arrays import Array
 from wattcast.hardware import Gpu
+from wattcast.serving.cache_size import measure_cache
 from wattcast.serving.step_costs import cap_columns
 from wattcast.serving.step_tabulation import (
     list_clocks,
-    measure_cache,
     predict_rows,
     remove_attention,
 )

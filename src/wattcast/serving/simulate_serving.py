@@ -52,11 +52,13 @@ from wattcast.serving.arrivals import (
     make_trace,
 )
 from wattcast.serving.cache_layout import keeps_prefixes
+from wattcast.serving.cache_size import CacheSetting
 from wattcast.serving.closed_loop import (
     list_route_keys,
     make_router,
     serve_sessions,
 )
+from wattcast.serving.draft_models import choose_draft_options
 from wattcast.serving.engine_simulator import (
     BoundsBroken,
     EngineReplica,
@@ -86,12 +88,7 @@ from wattcast.serving.request_sessions import (
 from wattcast.serving.serving_intervals import widen_to_runs
 from wattcast.serving.serving_result import ServingResult
 from wattcast.serving.step_costs import StepCosts
-from wattcast.serving.step_tabulation import (
-    CacheSetting,
-    StepRange,
-    choose_draft_options,
-    tabulate_step_costs,
-)
+from wattcast.serving.step_tabulation import StepRange, tabulate_step_costs
 from wattcast.serving.trace_files import read_trace
 from wattcast.workload.build_model import build_graph
 from wattcast.workload.model_catalogue import ModelKind, ModelSpec

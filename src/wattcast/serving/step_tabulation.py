@@ -27,9 +27,8 @@ from typing import Self
 import numpy as np
 
 from wattcast.coefficients.coefficient_files import list_changes
-from wattcast.core import Dtype
 from wattcast.core.arrays import Array
-from wattcast.core.errors import WattcastError, bad_value
+from wattcast.core.errors import bad_value
 from wattcast.hardware import Gpu
 from wattcast.hardware.card_coefficients import CARDS
 from wattcast.kernels import LibraryStyle
@@ -49,17 +48,10 @@ from wattcast.predictor.machine_factors import UNTOLD, find_machine_factors
 from wattcast.predictor.pipeline import analyse_graphs, total_at_clock
 from wattcast.predictor.run_settings import resolve_settings
 from wattcast.predictor.runnable_checks import check_formats
-from wattcast.serving.cache_layout import (
-    CacheGroups,
-    group_layers,
-    has_mixed_caches,
-    keeps_prefixes,
-    measure_layer_caches,
-)
-from wattcast.serving.engines.engine_defaults import MemoryShare
-from wattcast.serving.step_coefficients import STEPS
+from wattcast.serving.cache_size import USUAL_CACHE, CacheSetting, measure_cache
+from wattcast.serving.draft_models import choose_draft_options
 from wattcast.serving.step_costs import DraftPasses, StepCosts
-from wattcast.workload.build_model import build_graph, compute_footprint
+from wattcast.workload.build_model import build_graph
 from wattcast.workload.engine_operators import (
     GRAPH_SPLITS,
     GRAPH_TOKENS,
@@ -80,9 +72,6 @@ from wattcast.workload.model_options import (
 )
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Attention
-
-BLOCK_TOKENS = STEPS.block_tokens
-MEMORY_UTILISATION = STEPS.memory_utilisation
 
 # Shares of the top clock at which costs are tabulated.
 CLOCK_SHARES = (1.0, 0.92, 0.84, 0.76, 0.68, 0.6, 0.5, 0.35)
@@ -106,7 +95,6 @@ SHORT_CONTEXT = 64  # tokens: contexts up to here take one block of keys
 PACKED_PROMPTS = 8  # in the step from which the attention of a further prompt is taken
 EARLIER_TOKENS = 16384  # at which the slope of a prompt's attention over them is taken
 
-_NO_ATTENTION_LIMIT = 1 << 40  # tokens of a model that keeps no cache
 # Notes of a graph that hold for the largest step of one engine only.
 _NOTES_OF_ONE_STEP = re.compile("no padding|one of .* stages|one of .* replicas")
 
@@ -125,18 +113,7 @@ class StepRange:
     draft: ModelSpec | None = None  # the model that drafts them; None: they come for nothing
 
 
-@dataclass(frozen=True)
-class CacheSetting:
-    """How an engine lays its cache out, and how much memory it takes in all."""
-
-    block_tokens: int = BLOCK_TOKENS
-    memory_utilisation: float = MEMORY_UTILISATION
-    prefix_caching: bool | None = None  # None: as the engine decides for the model
-    share: MemoryShare = MemoryShare.ALL  # what that share of the memory holds
-
-
 _USUAL_STEPS = StepRange()
-_USUAL_CACHE = CacheSetting()
 
 
 def tabulate_step_costs(
@@ -145,7 +122,7 @@ def tabulate_step_costs(
     options: ModelOptions,
     steps: StepRange = _USUAL_STEPS,
     *,
-    cache_setting: CacheSetting = _USUAL_CACHE,
+    cache_setting: CacheSetting = USUAL_CACHE,
     clock_hz: float | None = None,
     power_limit_w: float | None = None,
     machine: MachineOptions = UNTOLD,
@@ -234,22 +211,6 @@ def tabulate_step_costs(
         machine=machine,
     )
     return replace(costs, draft=DraftPasses(passes, steps.tokens_a_step - 1))
-
-
-def choose_draft_options(options: ModelOptions) -> ModelOptions:
-    """Return how a draft model runs beside its target: on the same GPUs, which all share it.
-
-    Recipes for narrow weights and adapters are the target's alone. A draft model has the format
-    that it was published in, and the format of the target's cache.
-    """
-    is_narrow = options.dtype in (Dtype.FP8, Dtype.INT8)
-    return ModelOptions(
-        dtype=Dtype.BF16 if is_narrow else options.dtype,
-        kv_dtype=options.kv_dtype,
-        attention=options.attention,
-        stack=options.stack,
-        tp=options.tp,
-    )
 
 
 def _range_draft_steps(steps: StepRange) -> StepRange:
@@ -710,97 +671,3 @@ def _add_waiting_stages(
 
 
 # The cache
-
-
-@dataclass(frozen=True)
-class CacheSize:
-    """The paged cache of an engine."""
-
-    tokens: int  # of all blocks, each for one group of layers
-    byte_per_token: float  # of a long request, over all layers
-    note: str
-    groups: CacheGroups
-
-
-def measure_cache(
-    model: ModelSpec,
-    gpu: Gpu,
-    options: ModelOptions,
-    max_tokens: int,
-    setting: CacheSetting = _USUAL_CACHE,
-    draft: ModelSpec | None = None,
-) -> CacheSize:
-    """Return the size of the cache that memory leaves, or raise an error where it leaves none.
-
-    tokens = (u M - weights - activations - workspace) / bytes a token
-
-    Engines differ in what their share u holds: SGLang leaves activations out of it, and
-    TensorRT-LLM's is one of the memory that all else leaves.
-    Where layers keep different things, tokens are those of the blocks that groups of layers share.
-    The weights and layers of a ``draft`` model count as more of the model's own. Both compute in
-    turn, so that the larger activations count.
-    """
-    members = [(model, options)]
-    if draft is not None:
-        members.append((draft, choose_draft_options(options)))
-    needs = [compute_footprint(one, _largest_step(run, max_tokens)) for one, run in members]
-    weight_byte = sum(need.weight_byte for need in needs)
-    step_byte = max(need.activation_byte + need.workspace_byte for need in needs)
-    memory_byte = load_host_times().visible_memory * float(np.min(gpu.memory.capacity_byte))
-    usable_byte = memory_byte * setting.memory_utilisation
-    if setting.share is MemoryShare.ALL:
-        cache_byte = usable_byte - weight_byte - step_byte
-    elif setting.share is MemoryShare.STATIC:
-        cache_byte = usable_byte - weight_byte
-    else:
-        free_byte = memory_byte - weight_byte - step_byte
-        cache_byte = setting.memory_utilisation * free_byte
-    byte_per_token = sum(need.cache_byte for need in needs) / max_tokens
-    tokens = _NO_ATTENTION_LIMIT
-    prefix_caching = setting.prefix_caching
-    groups = CacheGroups(setting.block_tokens, setting.block_tokens * byte_per_token)
-    if any(has_mixed_caches(one) for one, _ in members):
-        if prefix_caching is None:
-            prefix_caching = keeps_prefixes(model)
-        layers = [layer for one, run in members for layer in measure_layer_caches(one, run)]
-        groups = group_layers(layers, setting.block_tokens, prefix_caching=prefix_caching)
-    if byte_per_token:
-        tokens = int(cache_byte // groups.block_byte) * groups.block_tokens
-    if tokens < groups.block_tokens:
-        cards = "the" if options.gpu_count == 1 else "each"
-        owner = model.name if draft is None else f"{model.name} and its draft {draft.name}"
-        raise WattcastError(
-            f"{owner}: weights of {1e-9 * weight_byte:.1f} GB leave no room for "
-            "a cache in "
-            f"{1e-9 * usable_byte:.1f} GB of {cards} {gpu.name}. "
-            "Use more GPUs (tp, pp) or a smaller number format (--quantization)."
-        )
-    content = f"{tokens} tokens"
-    if groups.count > 1 or groups.states:
-        blocks = f"{tokens // groups.block_tokens} blocks of {groups.block_tokens} tokens"
-        prefixes = "" if prefix_caching else ", without a cache of prefixes"
-        group_count = groups.count + groups.states
-        content = f"{blocks} of one of {group_count} groups of layers{prefixes}"
-    owners = "" if draft is None else " of both models"
-    note = f"cache: {content}, {_describe_share(setting, owners)}"
-    return CacheSize(tokens, byte_per_token, note, groups)
-
-
-def _largest_step(options: ModelOptions, max_tokens: int) -> ModelOptions:
-    return replace(
-        options,
-        phase=WorkloadPhase.PREFILL,
-        batch=1,
-        seq=max_tokens,
-        head=OutputHead.LAST,
-    )
-
-
-def _describe_share(setting: CacheSetting, owners: str = "") -> str:
-    """Say what of the memory is the cache; ``owners`` are those of the weights."""
-    share = f"{setting.memory_utilisation:.0%} of the memory"
-    if setting.share is MemoryShare.STATIC:
-        return f"{share} less weights{owners}"
-    if setting.share is MemoryShare.FREE:
-        return f"{share} that weights and activations{owners} leave"
-    return f"{share} less weights and activations{owners}"

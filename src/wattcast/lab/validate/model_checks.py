@@ -62,14 +62,11 @@ from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.pipeline import total_at_clock
 from wattcast.serving.arrivals import Trace, make_trace
+from wattcast.serving.cache_size import CacheSetting
 from wattcast.serving.governed_steps import predict_steady_step
 from wattcast.serving.request_plan import EngineSettings
 from wattcast.serving.step_costs import StepCosts
-from wattcast.serving.step_tabulation import (
-    CacheSetting,
-    StepRange,
-    tabulate_step_costs,
-)
+from wattcast.serving.step_tabulation import StepRange, tabulate_step_costs
 
 _LATENCY_GOALS = {
     "TPOT p50": (6.0, 3.0),

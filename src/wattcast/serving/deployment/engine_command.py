@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wattcast.options.weight_recipes import UNQUANTIZED
+from wattcast.serving.cache_size import MEMORY_UTILISATION
 from wattcast.serving.plan_options import PlanOption
-from wattcast.serving.step_tabulation import MEMORY_UTILISATION
 from wattcast.workload.model_catalogue import ModelSpec, load_aliases
 from wattcast.workload.model_options import ModelOptions, count_positions
 
