@@ -228,6 +228,7 @@ class TrainKeywords(TypedDict, total=False):
     stack: str
     attention: str
     attention_slowdown: float
+    fp8_attention: bool
     fused_loss: bool
     loss_share: str | float
     expert_overlap: str | float
@@ -237,6 +238,7 @@ class TrainKeywords(TypedDict, total=False):
     mask_padding: bool
     graphs: bool
     lora: int
+    lora_targets: str
     base_bits: int
     micro_batch: int | None
     tp: int | None

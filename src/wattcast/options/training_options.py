@@ -66,6 +66,13 @@ class ExpertKernels(StrEnum):
     FUSED = "fused"  # with activations, biases and casts inside that kernel
 
 
+class LoraTargets(StrEnum):
+    """The linear layers that have a LoRA adapter."""
+
+    ALL = "all"
+    ATTENTION = "attention"  # those of attention alone, as PEFT has it unless told otherwise
+
+
 class Fp8Scales(StrEnum):
     """What shares a scale in fp8, and when scales are found.
 
@@ -201,6 +208,10 @@ class TrainingRecipe:
         float,
         Option("Time of your attention kernel relative to cuDNN's of 2026.", panel=_RECIPE_PANEL),
     ] = 1.0
+    fp8_attention: Annotated[
+        bool,
+        Option("Attention multiplies in fp8 as well, with --dtype fp8.", panel=_RECIPE_PANEL),
+    ] = False
     # the loss and its gradient are one kernel, in chunks
     fused_loss: Annotated[
         bool, Option("Compute the loss without ever keeping all logits.", panel=_RECIPE_PANEL)
@@ -255,6 +266,9 @@ class TrainingRecipe:
             least=0,
         ),
     ] = 0
+    lora_targets: Annotated[
+        LoraTargets, Option("Linear layers with adapters: all|attention.", panel=_RECIPE_PANEL)
+    ] = LoraTargets.ALL
     base_bits: Annotated[
         int, Option("Bits of frozen weights: 16, 8, or 4 (QLoRA).", panel=_RECIPE_PANEL)
     ] = 16
@@ -272,6 +286,11 @@ class TrainingRecipe:
         if self.lora_rank < 0:
             expected = "a rank of at least 1, or 0 to train all weights"
             raise bad_value("lora", expected, self.lora_rank)
+        if self.lora_targets is not LoraTargets.ALL and not self.lora_rank:
+            expected = "all where no layer has an adapter"
+            raise bad_value("lora_targets", expected, str(self.lora_targets), "Add --lora 16.")
+        if self.fp8_attention and not self.narrow:
+            raise bad_value("fp8_attention", "dtype fp8 or nvfp4", self.precision)
         if self.fp8_scales is not Fp8Scales.DELAYED and self.precision != "fp8":
             do = "Add --dtype fp8."
             raise bad_value("fp8_scales", "delayed but for dtype fp8", str(self.fp8_scales), do)

@@ -20,10 +20,18 @@ from typing import Any, NamedTuple
 from wattcast.core import Dtype, bad_value
 from wattcast.options.training_options import (
     ExpertKernels,
-    Fp8Scales,
+    LoraTargets,
     Recompute,
     Sharding,
     TrainingRecipe,
+)
+from wattcast.training.framework_kernels import FrameworkKernels
+from wattcast.training.operand_casts import (
+    FP4_CASTS,
+    cast_around_attention,
+    cast_to_fp4,
+    cast_to_fp8_anew,
+    is_cast_alone,
 )
 from wattcast.training.training_coefficients import TRAINING
 from wattcast.training.training_strategy import TrainingStrategy
@@ -37,11 +45,9 @@ from wattcast.workload.models.decoders import DecoderDims
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import (
     Attention,
-    Bmm,
     Collective,
     Conv2d,
     Elementwise,
-    Layout,
     Linear,
     RowReduction,
     Softmax,
@@ -56,7 +62,6 @@ from wattcast.workload.symbolic_tensor import TapeEntry, Tensor
 FP32_BYTE = Dtype.FP32.byte
 WIDE_BITS = 16  # of frozen weights that need no widening
 BYTE_BITS = 8
-_READ_AND_WRITTEN = 3.0  # a value that a kernel reads in two bytes and writes in one
 
 
 class MatrixStack(NamedTuple):
@@ -173,6 +178,8 @@ def trace_microbatch(
             else section
             for section in sections
         ]
+    if "rotary" in getattr(dims, "multipliers", ()) and recipe.stack is SoftwareStack.COMPILED:
+        sections = [_turn_in_steps(section, recipe) for section in sections]
     if tp > 1 and sequence_parallel:
         whole = trace_microbatch(
             model,
@@ -236,6 +243,7 @@ def _trace_sections(
         training=True,
         image=seq if is_vision else 0,
         adapter_rank=recipe.lora_rank,
+        adapted_scope="attention" if recipe.lora_targets is LoraTargets.ATTENTION else "",
         fp8_products=recipe.narrow,
         fused_training=is_compiled and recipe.attention is AttentionMode.FLASH,
     )
@@ -296,10 +304,11 @@ def _join_experts(
     the order of senders: they are sorted by expert, and results back; for fp8 they are padded to
     whole blocks and cut. Of a gate with limits, both halves are clamped and joined again. The last
     bias b is added expert by expert to rows of weight p: b·p and the sum are fp32 [Megatron-LM,
-    ``core/transformer/moe/experts.py`` and ``core/fusions/fused_bias_geglu.py``]. Fused experts
-    clamp, activate and add biases inside the grouped products."""
+    ``core/transformer/moe/experts.py`` and ``core/fusions/fused_bias_geglu.py``]. That needs the
+    number of rows of each expert on the host, which a graph of the whole step does not have: there
+    the grouped products add biases themselves. Fused experts clamp and activate inside them too."""
     picks = tokens * dims.experts_chosen
-    extra = _ExpertExtras(recipe, picks * dims.hidden, picks * dims.expert_intermediate)
+    extra = FrameworkKernels(recipe, picks * dims.hidden, picks * dims.expert_intermediate)
     moves = extra.move_rows() if ep > 1 else []
     forward = list(moves)
     backward = list(moves)
@@ -309,8 +318,8 @@ def _join_experts(
         clamps = extra.clamp_gates()
         backward += extra.clamp_gate_gradients()
     if getattr(dims, "expert_bias", False) and not is_fused:
-        forward += extra.add_biases()
-        backward += extra.add_bias_gradients()
+        forward += [] if recipe.graphs else extra.add_biases()
+        backward += extra.sum_bias_gradients() if recipe.graphs else extra.add_bias_gradients()
 
     def select(ops: tuple[Operator, ...]) -> list[Operator]:
         return [op for op in ops if not (is_fused and _is_expert_activation(op))]
@@ -326,131 +335,34 @@ def _join_experts(
     )
 
 
+def _turn_in_steps(section: SectionWork, recipe: TrainingRecipe) -> SectionWork:
+    """Return a section whose rotary embedding, which has a factor, runs kernel by kernel."""
+    kernels = FrameworkKernels(recipe, label="rotary")
+
+    def split(ops: tuple[Operator, ...]) -> tuple[Operator, ...]:
+        steps: list[Operator] = []
+        for op in ops:
+            is_rotary = isinstance(op, Elementwise) and op.function == "rotary"
+            steps += kernels.turn_rows(op.n) if is_rotary else [op]
+        return tuple(steps)
+
+    backward = list(section.backward)
+    for op in section.forward:
+        if isinstance(op, Elementwise) and op.function == "rotary":
+            backward += kernels.turn_row_gradients(op.n)
+    return replace(
+        section,
+        forward=split(section.forward),
+        backward=tuple(backward),
+        again=split(section.again),
+        selective=split(section.selective),
+    )
+
+
 def _is_expert_activation(op: Operator) -> bool:
     if not isinstance(op, Elementwise) or "experts" not in op.label:
         return False
     return op.function.endswith(_ACTIVATIONS)
-
-
-@dataclass(frozen=True)
-class _ExpertExtras:
-    """The kernels that frameworks run beside the experts' own arithmetic."""
-
-    recipe: TrainingRecipe
-    rows: int  # hidden elements of all rows
-    inner: int  # elements inside the experts
-
-    def move_rows(self) -> list[Operator]:
-        """Cast rows to fp8, sort them by expert and pad them to whole blocks."""
-        byte = self.recipe.dtype.byte
-        fp8 = self.recipe.narrow
-        times = fp8 + (2 + 2 * fp8) * self.recipe.expert_copies
-        return (
-            [
-                self._walk(
-                    "copy",
-                    self.rows,
-                    byte,
-                    byte,
-                    times,
-                )
-            ]
-            if times
-            else []
-        )
-
-    def clamp_gates(self) -> list[Operator]:
-        """Clamp both halves of a gate with limits, and join them again."""
-        byte = self.recipe.dtype.byte
-        return [
-            self._walk(
-                "scale",
-                self.inner,
-                byte,
-                byte,
-                2,
-                Layout.STRIDED,
-            ),
-            self._walk("cat", 2 * self.inner, byte, byte),
-        ]
-
-    def clamp_gate_gradients(self) -> list[Operator]:
-        """Do the same with the gradients."""
-        byte = self.recipe.dtype.byte
-        return [
-            self._walk(
-                "relu_grad",
-                self.inner,
-                2 * byte,
-                byte,
-                2,
-                Layout.STRIDED,
-            ),
-            self._walk("cat", 2 * self.inner, byte, byte),
-        ]
-
-    def add_biases(self) -> list[Operator]:
-        """Add the last bias expert by expert to rows of a weight."""
-        byte = self.recipe.dtype.byte
-        return [
-            self._walk(
-                "mul",
-                self.rows,
-                0,
-                FP32_BYTE,
-                1,
-                Layout.BROADCAST,
-            ),
-            self._walk("add", self.rows, byte + FP32_BYTE, FP32_BYTE),
-            self._walk("cat", self.rows, FP32_BYTE, FP32_BYTE),
-            self._walk("cast", self.rows, FP32_BYTE, byte),
-        ]
-
-    def add_bias_gradients(self) -> list[Operator]:
-        """Do the same with the gradients of rows, of the biases and of the weights."""
-        byte = self.recipe.dtype.byte
-        return [
-            self._walk("cast", self.rows, byte, FP32_BYTE),
-            self._walk("cast", self.rows, FP32_BYTE, byte),
-            self._walk("cat", self.rows, byte, byte),
-            self._walk(
-                "mul",
-                self.rows,
-                FP32_BYTE,
-                FP32_BYTE,
-                2,
-                Layout.BROADCAST,
-            ),
-            self._walk(
-                "scale",
-                self.rows,
-                FP32_BYTE,
-                0,
-                2,
-            ),
-        ]
-
-    def _walk(
-        self,
-        function: str,
-        elements: int,
-        read: float,
-        write: float,
-        times: int = 1,
-        layout: Layout = Layout.CONTIGUOUS,
-    ) -> Operator:
-        """Return a pass over the elements that reads and writes so many bytes of each."""
-        is_wide = max(read, write) > self.recipe.dtype.byte
-        return Elementwise(
-            function,
-            elements,
-            dtype=Dtype.FP32 if is_wide else self.recipe.dtype,
-            layout=layout,
-            read=int(elements * read),
-            write=int(elements * write),
-            count=times,
-            label="experts",
-        )
 
 
 _ACTIVATIONS = ("silu_mul", "gelu_mul", "silu_grad", "gelu_grad", "gelu_tanh_grad")
@@ -571,11 +483,19 @@ def _section_work(
             keys = op.batch * op.kv_heads * (seq // cp) * op.head_dim
             key_byte += 2 * keys * op.dtype.byte
     widening = _widen_weights(section, recipe)
-    casts = _cast_anew(forward, recipe)
+    casts = [
+        *cast_to_fp8_anew(forward, recipe),
+        *cast_to_fp4(section.forward, recipe),
+        *cast_around_attention(forward, recipe),
+    ]
     copies = _copy_adapted(forward, section, recipe)
     forward = [*widening, *casts, *copies, *_generate_kernels(forward, section, recipe)]
     again = [*widening, *casts, *copies, *_generate_kernels(again, section, recipe)]
-    casts = _cast_anew(backward, recipe)
+    casts = [
+        *cast_to_fp8_anew(backward, recipe),
+        *cast_to_fp4(section.backward, recipe),
+        *cast_around_attention(backward, recipe),
+    ]
     backward = [*widening, *casts, *_generate_kernels(backward, section, recipe)]
 
     trained = [weight for weight in section.tape.parameters if weight.needs_grad]
@@ -588,7 +508,8 @@ def _section_work(
         forward=tuple(forward),
         backward=tuple(backward),
         again=tuple(again),
-        selective=tuple(op for op in again if not op.is_product),
+        # operands in fp4 are kept in fp4, so that they are not cast again
+        selective=tuple(op for op in again if not (op.is_product or op.label == FP4_CASTS)),
         forward_exchanges=forward_exchanges,
         backward_exchanges=backward_exchanges,
         trained=sum(weight.numel for weight in trained),
@@ -684,46 +605,6 @@ def _copy_adapted(
         if isinstance(op, Linear) and recipe.lora_rank not in (op.n, op.k):
             results += op.m * op.n * op.count
     return [Elementwise("copy", results, dtype=recipe.dtype, label="clone")] if results else []
-
-
-# Bytes that casts with scales found anew move, beyond those of one kernel that casts both orders,
-# for an element of tokens or of weights. Scales of a tensor or row: once more to find the largest
-# value in either order, and once more to cast; of blocks: both orders by a kernel each.
-_TOKEN_BYTE = {Fp8Scales.TENSOR: 4.0, Fp8Scales.ROW: 4.0, Fp8Scales.BLOCK: 2.0}
-_WEIGHT_BYTE = {Fp8Scales.TENSOR: 4.0, Fp8Scales.ROW: 4.0, Fp8Scales.BLOCK: 3.0}
-
-
-def _cast_anew(ops: Sequence[Operator], recipe: TrainingRecipe) -> list[Operator]:
-    """Return what casts of fp8 products move where scales are found before each product.
-
-    Weights are cast forward and backward. Tokens count where they are multiplied: forward the
-    input, backward the gradient of the result.
-    """
-    if recipe.fp8_scales is Fp8Scales.DELAYED:
-        return []
-    byte = 0.0
-    for op in ops:
-        if not isinstance(op, Linear | Bmm) or op.dtype is not Dtype.FP8 or op.turned:
-            continue
-        many = op.count * (op.b if isinstance(op, Bmm) else 1)
-        byte += many * op.m * op.k * _TOKEN_BYTE[recipe.fp8_scales]
-        byte += many * op.n * op.k * _WEIGHT_BYTE[recipe.fp8_scales]
-    if recipe.stack is SoftwareStack.COMPILED:
-        byte *= TRAINING.compiled_casts
-    if not byte:
-        return []
-    written = byte / _READ_AND_WRITTEN
-    n = int(written)
-    return [
-        Elementwise(
-            "scale",
-            n,
-            dtype=recipe.dtype,
-            read=int(byte - written),
-            write=n,
-            label="fp8 casts",
-        )
-    ]
 
 
 def _generate_kernels(
@@ -832,6 +713,8 @@ def _split_exchanges(
     exchanges = []
     for entry in entries:
         op = entry.op
+        if recipe.product_dtype is Dtype.FP4 and is_cast_alone(entry):
+            continue  # `cast_to_fp4` counts it
         if isinstance(op, Collective):
             exchanges.append(op)
         elif cp > 1 and isinstance(op, Attention) and op.causal:

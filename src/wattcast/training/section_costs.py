@@ -39,9 +39,8 @@ from wattcast.workload.operator_types import (
 
 CLOCK_SHARES = np.linspace(0.4, 1.0, 13)  # of the top clock, between which a step is interpolated
 _NO_LIMIT_W = 1e6
+_BLACKWELL_SFU = 16.0  # exponentials of an SM and cycle; Blackwell Ultra (B300, GB300) has 32
 _NOTHING = (Elementwise("fill", 1),)  # stands where a section computes nothing
-
-_BYTE_BITS = 8
 
 
 @dataclass(frozen=True)
@@ -116,6 +115,11 @@ def cost_microbatches(
     slowdown = recipe.attention_slowdown
     if gpu.architecture == "blackwell":
         slowdown *= TRAINING.blackwell_attention
+        if gpu.pipes.sfu_op_per_cycle is not None:
+            is_ultra = float(np.mean(gpu.pipes.sfu_op_per_cycle)) > _BLACKWELL_SFU
+            slowdown *= TRAINING.ultra_attention if is_ultra else 1.0
+    if recipe.fp8_attention:
+        slowdown *= TRAINING.fp8_attention
     products = _PRODUCTS.get(recipe.fp8_scales, 1.0)
     costs = []
     for work in works:
@@ -195,7 +199,7 @@ def _as_launched(
         op = _separate_expert(op)
     is_narrow = isinstance(op, Linear | Bmm) and op.dtype is Dtype.FP8
     if isinstance(op, Linear | Bmm) and is_narrow and recipe.product_dtype is Dtype.FP4:
-        return _cast_to_nvfp4(op, recipe)
+        return (_as_fp4_product(op),)
     if isinstance(op, Linear) and is_narrow and gpu.architecture == "blackwell":
         return (
             ScaledProduct(
@@ -224,15 +228,10 @@ def _separate_expert(op: Bmm) -> Linear:
     )
 
 
-def _cast_to_nvfp4(op: Linear | Bmm, recipe: TrainingRecipe) -> tuple[Operator, ...]:
-    """Return a product in NVFP4 with the kernels that cast its operand.
-
-    A tensor in NVFP4 has a scale of its own beside those of blocks: its largest value is found
-    first, then it is cast in rows, and in columns after a Hadamard transform, by three kernels
-    [Transformer Engine, ``NVFP4Quantizer``].
-    """
+def _as_fp4_product(op: Linear | Bmm) -> BlockProduct:
+    """Return a product in NVFP4, whose operands are cast already."""
     times = op.count * (op.b if isinstance(op, Bmm) else 1)
-    product = BlockProduct(
+    return BlockProduct(
         op.m,
         op.n,
         op.k,
@@ -241,25 +240,3 @@ def _cast_to_nvfp4(op: Linear | Bmm, recipe: TrainingRecipe) -> tuple[Operator, 
         count=times,
         label=op.label,
     )
-    if op.turned:  # of a weight's gradient, whose operands are cast already
-        return (product,)
-    n = op.m * op.k
-    narrow_byte = int(n * NVFP4_BIT / _BYTE_BITS)
-    dtype = recipe.dtype
-    largest = Elementwise(
-        "abs",
-        n,
-        dtype=dtype,
-        write=0,
-        count=times,
-        label="largest value",
-    )
-    cast = Elementwise(
-        "scale",
-        n,
-        dtype=dtype,
-        write=narrow_byte,
-        count=2 * times,
-        label="cast",
-    )
-    return product, largest, cast

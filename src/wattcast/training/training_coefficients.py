@@ -17,6 +17,8 @@ class TrainingCoefficients(Coefficients):
     tensor_overlap: float  # of exchanges between tensor-parallel GPUs that products hide
     expert_host_s: float  # to launch a layer of experts, forward and backward, without CUDA graphs
     blackwell_attention: float  # time of attention on Blackwell over its forecast
+    ultra_attention: float  # the same on Blackwell Ultra over Blackwell
+    fp8_attention: float  # time of attention that multiplies in fp8, over that in bf16
     document_spread: float  # of documents' lengths around their mean, relative
     # passes of memory that a kernel takes which finds scales and casts, over those of its bytes
     compiled_casts: float

@@ -68,6 +68,7 @@ class PassSettings:
     tf32: bool = False
     # LoRA: the model's weights are frozen, and each linear layer has an adapter of this rank
     adapter_rank: int = 0
+    adapted_scope: str = ""  # the part of a layer whose linear layers have adapters; "": all
     fp8_products: bool = False  # training: linear layers multiply in fp8, weights stay in ``dtype``
     # windows and sinks are part of the attention kernel, as in training frameworks
     fused_training: bool = False

@@ -68,7 +68,8 @@ class DecoderDims:
     # scores get a slope over the distance, so Hugging Face runs attention operator by operator
     alibi: bool = False
     softcap: float = 0.0  # of attention scores
-    # what is scaled by a number: "embedding", "residual", "logits" or "cap"
+    # what is scaled by a number: "embedding", "residual", "logits", "cap", or "rotary" (YaRN's
+    # factor on sines and cosines)
     multipliers: tuple[str, ...] = ()
     embedding_norm: bool = False
     rotary_tables: int = 1  # 2: layers with a window have a table of their own (Gemma 3)

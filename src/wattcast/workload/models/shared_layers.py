@@ -184,7 +184,8 @@ def _project_alone(
         in_major=in_major,
         fp8=fp8,
     )
-    if run.adapter_rank and not wide:
+    is_adapted = not run.adapted_scope or run.adapted_scope in tape.label.split(".")
+    if run.adapter_rank and is_adapted and not wide:
         return out + _adapt(run, x, features)
     return out
 

@@ -469,6 +469,8 @@ def _recipe(row: dict[str, str]) -> dict[str, Any]:
         "expert_kernels": _expert_kernels(row, newest, has_graphs),
         "stack": "compiled" if is_compiled else "eager",
         "lora": 16 if uses_lora else 0,
+        "lora_targets": "attention" if uses_lora and _adapts_attention(row) else "all",
+        "fp8_attention": _multiplies_attention_in_fp8(row, uses_lora),
         "base_bits": 4 if uses_lora and _has_4_bit_base(row) else 16,
     }
 
@@ -478,13 +480,35 @@ def _read_format(row: dict[str, str]) -> str:
 
     MLPerf's submissions of version 5.1 on Blackwell do not settle it in their configurations.
     NVIDIA's language models of that round trained in NVFP4 on all four kinds of card, and partners
-    ran its containers [NVIDIA's blog on MLPerf Training 5.1; vuiseng9/mlperf-t5.1-rundown].
+    ran its containers [NVIDIA's blog on MLPerf Training 5.1; vuiseng9/mlperf-t5.1-rundown]. LoRA
+    did so in one of the eight configurations of published rows that could be had, and in FP8 in
+    the others (``training_layouts.yaml``).
     """
     precision = row["precision"].lower()
     if precision == "fp8 or nvfp4":
-        return "nvfp4"
+        return "fp8" if _uses_lora(row) else "nvfp4"
     named = [name for word, name in _FORMATS.items() if word in precision]
     return named[0] if named else "bf16"
+
+
+def _adapts_attention(row: dict[str, str]) -> bool:
+    """Whether adapters lie on attention alone: in MLPerf's LoRA, and in NeMo before 2.0."""
+    return row["id"].startswith(("mlperf", "nemo"))
+
+
+def _multiplies_attention_in_fp8(row: dict[str, str], uses_lora: bool) -> bool:
+    """Whether a run's configuration sets attention in fp8.
+
+    NVIDIA's code of MLPerf's LoRA does on all cards, that of Llama 3.1 does not (``FP8_DPA=1``;
+    ``NVTE_DPA_FP8_RECIPE="F16"``). Megatron-Bridge's MXFP8 recipes do from 26.06 on for gpt-oss on
+    Blackwell and for DeepSeek-V3 on B300 and GB300 (``fp8_dot_product_attention``).
+    """
+    if _runs_nemo(row):
+        return uses_lora
+    is_deepseek = row["model"] == "deepseek-v3" and row["gpu"].startswith(("B300", "GB300"))
+    is_gpt_oss = row["model"].startswith("gpt-oss") and row["gpu"].startswith(("B", "GB"))
+    is_narrow = row["precision"].upper() == "MXFP8"
+    return _is_newest(row) and is_narrow and (is_deepseek or is_gpt_oss)
 
 
 def _has_4_bit_base(row: dict[str, str]) -> bool:
