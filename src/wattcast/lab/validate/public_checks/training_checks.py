@@ -481,8 +481,8 @@ def _read_format(row: dict[str, str]) -> str:
     MLPerf's submissions of version 5.1 on Blackwell do not settle it in their configurations.
     NVIDIA's language models of that round trained in NVFP4 on all four kinds of card, and partners
     ran its containers [NVIDIA's blog on MLPerf Training 5.1; vuiseng9/mlperf-t5.1-rundown]. LoRA
-    did so in one of the eight configurations of published rows that could be had, and in FP8 in
-    the others (``training_layouts.yaml``).
+    did so in one of nine configurations of published rows on Blackwell, and in FP8 in the others
+    (``training_layouts.yaml``).
     """
     precision = row["precision"].lower()
     if precision == "fp8 or nvfp4":
