@@ -27,7 +27,7 @@ from wattcast.core.arrays import (
     sweep_values,
 )
 from wattcast.hardware import Gpu
-from wattcast.kernels.engine_fusions import fuse_attention
+from wattcast.kernels.engine_fusions import fuse_operators
 from wattcast.kernels.families import (
     KernelMapping,
     kernel_mapping,
@@ -105,7 +105,7 @@ def lower_graph(
     Rows stand in the order of first issue. Each is an operator that differs from all others, but
     an fp32 product may stand twice on a card without TF32.
     """
-    ops, segments = _distinct_operators(fuse_attention(graph, reference.engine))
+    ops, segments = _distinct_operators(fuse_operators(graph, reference.engine))
     ops = _replace_missing_tf32(ops, gpu)
     conditions = (_CONDITIONS[graph.operands],) * len(ops)
     return build_kernels(
@@ -130,7 +130,7 @@ def lower_graphs(
     row_of: dict[tuple[Operator, RunCondition], int] = {}
     graph_rows: list[GraphRows] = []
     for graph in graphs:
-        ops, segments = _distinct_operators(fuse_attention(graph, reference.engine))
+        ops, segments = _distinct_operators(fuse_operators(graph, reference.engine))
         ops = _replace_missing_tf32(ops, gpu)
         condition = _CONDITIONS[graph.operands]
         rows = [row_of.setdefault((op, condition), len(row_of)) for op in ops]

@@ -32,7 +32,7 @@ from wattcast.core.errors import bad_value
 from wattcast.hardware import Gpu
 from wattcast.hardware.card_coefficients import CARDS
 from wattcast.kernels import LibraryStyle
-from wattcast.kernels.engine_fusions import fuse_attention
+from wattcast.kernels.engine_fusions import fuse_operators
 from wattcast.options.setting_options import (
     USUAL_MACHINE,
     MachineOptions,
@@ -388,7 +388,7 @@ class _StepGraphs:
             seq=seq,
             head=head,
         )
-        return fuse_attention(build_graph(self.model, options), self.engine)
+        return fuse_operators(build_graph(self.model, options), self.engine)
 
 
 def remove_attention(graph: Graph) -> Graph:

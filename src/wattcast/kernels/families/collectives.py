@@ -25,6 +25,7 @@ class CollectiveCoefficients(Coefficients):
     """What a collective occupies."""
 
     copying_sms: float  # of a GPU with fast links, whatever the size
+    fused_exchange_byte: float  # of the largest all-reduce that TensorRT-LLM fuses with a norm
 
 
 COLLECTIVES = load_coefficients("collective_kernels", CollectiveCoefficients)
