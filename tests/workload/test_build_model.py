@@ -14,7 +14,7 @@ from wattcast.hardware import load_gpu
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.pipeline import analyse_graph
 from wattcast.workload import ModelOptions, build_graph, model_catalogue
-from wattcast.workload.engine_operators import LatentAttention
+from wattcast.workload.engine_operators import BlockProduct, LatentAttention
 from wattcast.workload.graph import Graph, compute_totals
 from wattcast.workload.models.segment_anything import SamDims
 from wattcast.workload.models.sparse_layers import share_picks
@@ -262,6 +262,18 @@ def test_an_engine_pads_the_head_and_scales_residuals_in_norms() -> None:
         1,
         2 + 2 + 2 * 40,
     ]  # logits; in eager PyTorch embedding, cos and sin, and the residuals too
+
+
+def test_checkpoints_in_nvfp4_keep_projections_before_latent_attention() -> None:
+    """NVIDIA's DeepSeek multiplies them in bf16 and attention's output in fp4; on a B200 they were
+    predicted by TensorRT-LLM's products in fp4, which take three times as long.
+    """
+    served = ModelOptions.from_names(phase="decode", tp=8, quantization="nvfp4", stack="engine")
+    graph = build_graph("deepseek-v3", served)
+    products = [op for op, _ in graph.calls() if isinstance(op, Linear | BlockProduct)]
+    kinds = {(op.n, op.k): type(op) for op in products}
+    assert kinds[2112, 7168] is kinds[3072, 1536] is Linear
+    assert kinds[7168, 2048] is BlockProduct
 
 
 def test_latent_attention_reads_a_short_cache_in_decode() -> None:

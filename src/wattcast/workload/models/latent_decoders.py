@@ -263,11 +263,12 @@ def _engine_latent_attention(
 ) -> Tensor:
     """Run latent attention as an inference engine does."""
     heads = dims.heads // run.tp
-    low = layers.project(run, x, dims.q_rank + dims.cached_dim)
+    own = _settle_projections(run)
+    low = layers.project(own, x, dims.q_rank + dims.cached_dim)
     q_low, latent, k_rotary = low.split(dims.q_rank, dims.kv_rank, dims.rotary_dim)
     if dims.q_rank:
         x = layers.rms_norm(run, q_low)
-    q = layers.project(run, x, heads * dims.dim)
+    q = layers.project(own, x, heads * dims.dim)
     latent = layers.rms_norm(run, latent)
     q_rotary = q.slice(-1, 0, heads * dims.rotary_dim)
     engine_layers.rotate_in_place(
@@ -287,6 +288,17 @@ def _engine_latent_attention(
         heads,
     )
     return functional.leave_parallel(layers.project(run, out, dims.hidden), run.tp)
+
+
+def _settle_projections(run: PassSettings) -> PassSettings:
+    """Return the settings of the projections before latent attention.
+
+    Checkpoints in nvfp4 keep them in bf16 (nvidia/DeepSeek-R1-0528-FP4-v2, ``exclude_modules``);
+    attention's output, dense layers and experts are narrow.
+    """
+    if run.recipe is not None and run.recipe.activations is Dtype.FP4:
+        return replace(run, recipe=None)
+    return run
 
 
 def _decode_latent(
@@ -360,7 +372,8 @@ def _prefill_latent(
     batch = run.batch
     if run.past:
         latent = tape.empty((batch, run.context, dims.kv_rank), q.dtype)
-    wide = layers.project(run, latent, heads * (dims.plain_dim + dims.value_dim))
+    own = _settle_projections(run)
+    wide = layers.project(own, latent, heads * (dims.plain_dim + dims.value_dim))
     elements = batch * run.context * heads * dims.dim
     copy = Elementwise("cat", elements, dtype=q.dtype, layout=Layout.STRIDED)
     k = tape.launch(copy, (wide,), (elements,))
