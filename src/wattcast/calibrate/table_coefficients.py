@@ -23,6 +23,9 @@ class TableCoefficients(Coefficients):
     bands_ms: tuple[float, float]  # latencies between which rows are drawn in equal numbers
     held_out_parts: int  # one shape in so many is never fitted to
     sibling_sure: float  # how well a row of a sibling says what a card's own row would, 0 to 1
+    # of the time of a model's and a split's experts over what their format usually takes beside the
+    # forecast, beyond which TensorRT-LLM had not tuned them
+    untuned_excess: float
     # vLLM's fp8_block products are launched one by one. Those that take a card some microseconds
     # show how long the host takes; rows that are not beyond nearly all of these may be bound by it.
     host_bound_work_flop: float

@@ -58,6 +58,7 @@ from wattcast.calibrate.table_rows import (
     held_out,
     read_tables,
 )
+from wattcast.calibrate.untuned_experts import mark_untuned
 from wattcast.core.arrays import (
     Array,
     Mask,
@@ -177,7 +178,7 @@ def check_tables(
     chip = find_gpu(gpu)
     if engine and engine != USUAL_ENGINE:
         chip = replace(chip, engine=engine)
-    table = read_tables(list(tables), chip, engine=engine)
+    table = mark_untuned(read_tables(list(tables), chip, engine=engine), chip)
     timed = np.isfinite(table.rows.column("latency_s"))
     chosen = on_random_data(table.rows) & table.rows.fit & timed
     if held_out_alone:
@@ -213,7 +214,7 @@ def calibrate_rows(
     Rows of ``siblings`` say what corrections leave of kernels that this card has few rows of.
     """
     start = start_bundle(gpu)
-    sample = _choose_rows(table, gpu)
+    sample = _choose_rows(mark_untuned(table, gpu), gpu)
     bundle, note = _fit_times(sample, gpu, start, tell, siblings)
     bundle, power_note = _fit_power(sample.powered, gpu, bundle)
     note += f"; {power_note}"
@@ -319,7 +320,7 @@ def _fit_times(
 
 def _sample_sibling(sibling: SiblingRows) -> ResidualSample:
     """Return what a sibling's own corrections leave of its rows, held-out shapes apart."""
-    sample = _choose_rows(sibling.table, sibling.gpu)
+    sample = _choose_rows(mark_untuned(sibling.table, sibling.gpu), sibling.gpu)
     start = fit_cache_writes(sample.fitted, sibling.gpu, start_bundle(sibling.gpu))
     start = fit_beside(sample.fitted, sibling.gpu, start, start)
     scaffold = _fit_scaffold(sample.fitted, sibling.gpu, start)
@@ -517,6 +518,8 @@ def fit_beside(
     kernels = _build_usual(ops, gpu, start)
     latency_s = table.rows.column("latency_s")
     product_s = predict_with_bundle(fitted, table.rows, gpu, RUN_S)[:, 0]
+    others = replace(table, beside=tuple(row_ops[1:] for row_ops in table.beside))
+    product_s += beside_s(others, gpu, start)
     left_s = np.maximum(latency_s - product_s, TABLE.least_own_share * latency_s)
     predicted_s = predict_bursts_s(kernels, gpu, start)
     # by what is known of it, or since the product takes far less of a latency that is no launch's
@@ -559,14 +562,18 @@ def _refit_group(
     learned = predicted_s / terms.seconds(np.log(blended), clock_hz)
     begin = find_correction(group, start.corrections)
     correction = refit_correction(terms, measured_s / learned, clock_hz, begin)
-    # rows this long do not tell how long a launch takes
-    return replace(correction, fixed_s=min(correction.fixed_s, begin.fixed_s))
+    # rows this long do not tell how long a launch takes, nor a step of the few of a small input
+    return replace(
+        correction,
+        fixed_s=min(correction.fixed_s, begin.fixed_s),
+        serial_cycle=min(correction.serial_cycle, begin.serial_cycle),
+    )
 
 
 def _is_beside(table: TableRows, kind: str) -> Mask:
-    """Mark the rows that timed one operator of a kind and nothing else together with their own."""
-    alone = [len(ops) == 1 and ops[0].kind == kind for ops in table.beside]
-    return np.array(alone, dtype=bool)
+    """Mark the rows that timed an operator of a kind together with their own, before any other."""
+    is_first = [len(ops) > 0 and ops[0].kind == kind for ops in table.beside]
+    return np.array(is_first, dtype=bool)
 
 
 def fit_cache_writes(

@@ -23,9 +23,12 @@ from wattcast.kernels.families.engine.fused_experts import has_tuned_tiles
 from wattcast.options.weight_recipes import RECIPES
 from wattcast.workload import engine_operators, engine_row_operators
 from wattcast.workload.operator_base import Operator
-from wattcast.workload.operator_types import Linear
+from wattcast.workload.operator_types import Elementwise, Linear
 
 _GROUP = 128  # weights of 4 bits that share a scale
+_SCALE_THREADS = 1024 * 1024  # of TensorRT-LLM's search for the scale of a tensor
+_SCALE_BYTE = 4  # of what it finds
+_BLOCK = 128  # weights of a row in fp8 that share a scale
 # that the collector's products go round: weights come from device memory if these outgrow L2
 WEIGHT_COPIES = 6
 _HALF = {"bfloat16": Dtype.BF16, "float16": Dtype.FP16}
@@ -66,7 +69,7 @@ def _make_product(
         if file.engine == "vllm" and row["latency"] < file.host_bound_ms:
             return "fp8_block bound by the host"
         source = str(row.get("kernel_source")).lower()
-        return _make_fp8_block_product(sizes, source, gpu)
+        return _make_fp8_block_product(sizes, source, file.engine, gpu)
     if form == "nvfp4" and Dtype.FP4 in tensor_formats:
         return _make_fp4_product(sizes, gpu)
     return f"format {form}"
@@ -118,23 +121,58 @@ def _make_scaled_product(
     engine: str,
     gpu: Gpu,
 ) -> TableSample:
-    """Make a product in fp8, scaled by token in vLLM and by tensor elsewhere."""
+    """Make a product in fp8, scaled by token in vLLM and by tensor elsewhere.
+
+    TensorRT-LLM's was given no scale of its input, which its linear layer then finds in each run,
+    by 1,024 blocks of 1,024 threads whatever the input, and casts to fp32; engines that serve know
+    it (aiconfigurator, ``collector/trtllm/collect_gemm.py``; TensorRT-LLM,
+    ``invokeComputeFP8QuantizeScale``).
+    """
     scales = "token" if engine == "vllm" else "tensor"
     product = engine_operators.ScaledProduct(*sizes, scales, dtype=Dtype.FP8)
     quantising = engine_row_operators.Quantize(sizes.m, sizes.k, scales, dtype=Dtype.BF16)
-    return TableSample(product, _place(product, sizes, WEIGHT_COPIES, gpu), (quantising,))
+    beside: tuple[Operator, ...] = (quantising,)
+    if engine == "trtllm":
+        search = Elementwise(
+            "abs",
+            _SCALE_THREADS,
+            read=_SCALE_BYTE,
+            write=_SCALE_BYTE,
+            dtype=Dtype.FP32,
+        )
+        cast = Elementwise("copy", 1, dtype=Dtype.FP32)
+        beside += (search, cast)
+    return TableSample(product, _place(product, sizes, WEIGHT_COPIES, gpu), beside)
 
 
 def _make_fp8_block_product(
     sizes: _ProductSizes,
     source: str,
+    engine: str,
     gpu: Gpu,
 ) -> TableSample:
     """Make a product in fp8, scaled by blocks, of DeepGEMM or CUTLASS."""
     kernel = "deepgemm" if "deepgemm" in source else "cutlass"
     product = engine_operators.BlockProduct(*sizes, kernel=kernel, dtype=Dtype.FP8)
     quantising = engine_row_operators.Quantize(sizes.m, sizes.k, "block", dtype=Dtype.BF16)
-    return TableSample(product, _place(product, sizes, 1, gpu), (quantising,))
+    beside: tuple[Operator, ...] = (quantising,)
+    if engine == "sglang" and Dtype.FP4 in gpu.pipes.tensor_flop_per_cycle:
+        beside += _spread_weight_scales(sizes)
+    return TableSample(product, _place(product, sizes, 1, gpu), beside)
+
+
+def _spread_weight_scales(sizes: _ProductSizes) -> tuple[Operator, ...]:
+    """Return how DeepGEMM lays out scales of weights on Blackwell where they are given in fp32.
+
+    It gives each row of the weight the scales of its block, and packs them
+    (``transform_sf_into_required_layout``). SGLang's collector has it do so in each run; engines
+    that serve do it once, as they load the weights.
+    """
+    values = max(sizes.n * sizes.k // _BLOCK, 1)
+    rows = Elementwise("copy", sizes.n, dtype=Dtype.FP32)
+    spread = Elementwise("copy", values, dtype=Dtype.FP32)
+    pack = Elementwise("copy", values, dtype=Dtype.FP32, write=values)
+    return (rows, rows, spread, pack)
 
 
 def _make_fp4_product(sizes: _ProductSizes, gpu: Gpu) -> TableSample:
@@ -235,7 +273,9 @@ _EXPERTS = {  # format: weights, scales, arithmetic
     "fp8_block": ("fp8", "block", Dtype.FP8),
     "int4_wo": ("int4", "group", Dtype.BF16),
     "w4a16_mxfp4": ("fp4", "mx", Dtype.BF16),
+    "nvfp4": ("fp4", "nv", Dtype.FP4),
 }
+_GPT_OSS_HIDDEN = 2880
 
 
 def _make_experts(
@@ -259,8 +299,7 @@ def _make_experts(
         return f"experts routed by {distribution}"
 
     part = _divide_experts(row, float(law[1]) if law else None)
-    libraries = [name for name in engine_operators.EXPERT_LIBRARIES if name in source]
-    kernel = libraries[0] if libraries else "triton"
+    kernel = _name_library(source, form, row, gpu)
     is_plain_triton = kernel == "triton" and scales == "none"
     if is_plain_triton and _has_small_tiles(file, part, gpu):
         kernel = engine_operators.SMALL_TILES
@@ -280,6 +319,28 @@ def _make_experts(
         dtype=dtype,
     )
     return TableSample(op, RunCondition(rotated="none"))
+
+
+def _name_library(
+    source: str,
+    form: str,
+    row: Mapping[str, Any],
+    gpu: Gpu,
+) -> str:
+    """Name the library of a row by the source that a table states.
+
+    Of TensorRT-LLM's, ``min_latency`` are its generated kernels, and so is all that multiplies
+    mxfp4 on Blackwell. On Hopper gpt-oss runs OpenAI's kernels there and other models CUTLASS's
+    (aiconfigurator, ``collector/trtllm/collect_moe.py``).
+    """
+    if "min_latency" in source:
+        return "trtllm"
+    if source == "moe_torch_flow" and form == "w4a16_mxfp4":
+        if Dtype.FP4 in gpu.pipes.tensor_flop_per_cycle:
+            return "trtllm"
+        return "oai" if int(row["hidden_size"]) == _GPT_OSS_HIDDEN else "cutlass"
+    libraries = [name for name in engine_operators.EXPERT_LIBRARIES if name in source]
+    return libraries[0] if libraries else "triton"
 
 
 def _has_small_tiles(

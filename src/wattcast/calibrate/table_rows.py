@@ -160,11 +160,16 @@ def read_tables(
             "or lying in folders of those names, or a folder with rows.parquet of our own. "
             f"{' '.join(notes)}"
         )
+    return replace(join_tables(parts), notes=tuple(dict.fromkeys(notes)))
+
+
+def join_tables(parts: Sequence[TableRows]) -> TableRows:
+    """Join the rows of several tables into one."""
     return TableRows(
         rows=_join_rows([part.rows for part in parts]),
         beside=tuple(ops for part in parts for ops in part.beside),
         engine=tuple(engine for part in parts for engine in part.engine),
-        notes=tuple(dict.fromkeys(notes)),
+        notes=tuple(dict.fromkeys(note for part in parts for note in part.notes)),
     )
 
 

@@ -323,8 +323,10 @@ class WeightOnlyProduct(NarrowProduct):
 # The chance that a token visits an expert falls as 1 / rank^exponent. "power" stands for the "power
 # laws" of public tables: 0.55 gives the experts that get any token, as their times show.
 RANK_EXPONENTS = {"skewed": WORKLOADS.skewed_exponent, "power": WORKLOADS.power_exponent}
-# Libraries other than vLLM's Triton kernels.
-EXPERT_LIBRARIES = ("marlin", "cutlass", "trtllm", "deepgemm", "oai")
+# What a kernel of experts takes after its library's name where no autotuner chose its tactics.
+UNTUNED = "untuned"
+# Libraries other than vLLM's Triton kernels, and whether they were untuned.
+EXPERT_LIBRARIES = ("marlin", "cutlass", "trtllm", "deepgemm", "oai", UNTUNED)
 # vLLM's Triton kernels before 0.17, which chose tiles of 64 x 64 where none are tuned
 SMALL_TILES = "triton_small"
 

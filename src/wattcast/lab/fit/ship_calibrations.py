@@ -48,6 +48,7 @@ from wattcast.predictor.bundle.bundle_file import (
     ResidualEnds,
 )
 from wattcast.predictor.bundle.calibrated import calibration_folder, save_bundle
+from wattcast.workload.engine_operators import FusedExperts
 
 # cards with tables of vLLM's kernels, and those with tables of other engines
 CARDS = (
@@ -76,6 +77,10 @@ _SIBLINGS = {
     "h100-sxm:trtllm": ("h200",),
     "h200:trtllm": ("h100-sxm",),
 }
+# Engines whose experts in fp8 by block are those that another engine's table timed: TensorRT-LLM
+# serves DeepSeek on Blackwell with its generated kernels, which vLLM calls through FlashInfer, and
+# its own table times DeepGEMM's (``moe_config: backend: TRTLLM``; ``collector/trtllm``).
+_BORROWED_EXPERTS = {"b200:trtllm": "vllm"}
 # folder of a card's tables, where it is not the usual one
 _TABLE_FOLDERS = {
     "rtx-4090": "llmservingsim",
@@ -97,11 +102,14 @@ def ship_card(
     chip = replace(hardware.load_gpu(gpu_name), engine=engine)
     tables = table_folder(gpu_name, reference)
     folder = target / calibration_folder(gpu_name, engine)
-    mark = _hash_inputs(chip, engine, reference)
+    lender = _BORROWED_EXPERTS.get(name)
+    mark = _hash_inputs(chip, engine, reference, lender)
     mark_path = folder / MARK_FILE
     if not anew and mark_path.is_file() and mark_path.read_text(encoding="utf-8") == mark:
         return False
     table = table_rows.read_tables([tables], chip, engine=engine or None)
+    if lender:
+        table = table_rows.join_tables([table, _read_generated_experts(tables, chip, lender)])
     siblings = [_read_sibling(other, engine, reference) for other in _SIBLINGS.get(name, ())]
     result = table_fit.calibrate_rows(table, chip, print, siblings)
     bundle = result.bundle
@@ -130,6 +138,18 @@ def _read_sibling(
     folder = table_folder(gpu_name, reference)
     table = table_rows.read_tables([folder], chip, engine=engine or None)
     return table_fit.SiblingRows(chip, table)
+
+
+def _read_generated_experts(tables: Path, gpu: Gpu, engine: str) -> table_rows.TableRows:
+    """Read the experts in fp8 by block that an engine's table timed by TensorRT-LLM's generated
+    kernels.
+    """
+    table = table_rows.read_tables([tables], replace(gpu, engine=""), engine=engine)
+    is_generated = [
+        isinstance(op, FusedExperts) and op.scales == "block" and op.kernel == "trtllm"
+        for op in table.rows.ops
+    ]
+    return table.select_rows(np.array(is_generated, dtype=bool))
 
 
 def table_folder(gpu: str, reference: Path) -> Path:
@@ -206,12 +226,16 @@ def _hash_inputs(
     gpu: Gpu,
     engine: str,
     reference: Path,
+    lender: str | None = None,
 ) -> str:
     """Return a hash of the tables that a card's bundle is made from."""
     digest = hashlib.sha256(f"{replace(gpu, engine='')!r} {engine}".encode())
     folder = table_folder(gpu.name, reference)
     tables_of_gpu, _ = table_files.find_tables([folder], gpu, engine or None)
     paths = [file.path for file in tables_of_gpu]
+    if lender:
+        lent_tables, _ = table_files.find_tables([folder], gpu, lender)
+        paths += [file.path for file in lent_tables]
     if gpu.name == GPU:
         paths.append(reference / TABLE)
     for path in sorted(paths):

@@ -101,6 +101,11 @@ class _Layer(NamedTuple):
         return self.op.weights in ("int4", "fp4")
 
     @property
+    def multiplies_fp4(self) -> bool:
+        """Whether tensor cores multiply fp4 by fp4, rather than weights that were widened."""
+        return self.op.dtype is Dtype.FP4
+
+    @property
     def is_triton(self) -> bool:
         """Whether vLLM's own kernels run it."""
         return self.library.startswith("triton")
@@ -108,6 +113,8 @@ class _Layer(NamedTuple):
     @property
     def format(self) -> str:
         """The format that decides which kernels there are."""
+        if self.multiplies_fp4:
+            return "fp4"
         if self.is_narrow:
             return "narrow"
         if self.op.scales == "block":
@@ -175,6 +182,7 @@ def _describe_layer(
         "fp8": layer.is_fp8,
         "blockwise": op.scales == "block",
         "narrow": layer.is_narrow,
+        "fp4": layer.multiplies_fp4,
         # of the H200 on every chip: tiles tuned there, on which the corrections were learned
         "tuned": has_tuned_tiles(op.experts, op.intermediate, layer.format),
         # only one of the two is ever set: models set a skew, rows of kernels a routing
@@ -347,9 +355,16 @@ def _is_block_scaled_blackwell_2025(op: FusedExperts, chip: ReferenceChip) -> bo
 
 
 def _choose_library(op: FusedExperts, chip: ReferenceChip) -> str:
-    """Return the library that vLLM takes for the weights on a chip."""
+    """Return the library that an engine takes for the weights on a chip.
+
+    TensorRT-LLM's generated kernels (``trtllm``) are its own choice on Blackwell and vLLM's. On
+    Hopper it runs CUTLASS's, but gpt-oss by OpenAI's.
+    """
     if _is_block_scaled_blackwell_2025(op, chip):
         return "triton"  # where eight GPUs share a layer; DeepGEMM's elsewhere
+    is_narrow = op.weights in ("int4", "fp4")
+    if chip.engine == "trtllm" and not chip.is_blackwell and not is_narrow:
+        return "cutlass"
     if chip.is_blackwell and op.weights != "int4":
         return "trtllm"
     if op.weights == "fp4" and chip.style is LibraryStyle.HOPPER:
