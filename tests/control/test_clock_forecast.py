@@ -15,7 +15,7 @@ from wattcast.control.policy_comparison import compare_policies
 from wattcast.control.search_problem import Goal, Objective
 from wattcast.core.errors import BadInput
 from wattcast.predictor import api
-from wattcast.predictor.timeline import MEMORY_KNEE
+from wattcast.predictor.kernel_coefficients import MEMORY_KNEE
 
 A100 = api.find_gpu("a100-pcie-40gb")
 

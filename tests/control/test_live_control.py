@@ -37,7 +37,7 @@ from wattcast.core.errors import BadInput, CannotWrite, MissingTool, Refused
 from wattcast.measure.device_control import NvmlReading
 from wattcast.measure.measured_run import PassedSignals
 from wattcast.predictor.api import find_gpu
-from wattcast.predictor.timeline import MEMORY_KNEE
+from wattcast.predictor.kernel_coefficients import MEMORY_KNEE
 
 CORE = tuple(float(c) for c in range(600_000_000, 1_981_000_000, 60_000_000))
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,18 @@ FIELDS = {
     "power_saving",
     "energy_saving",
 }
+
+
+def test_what_predicts_nothing_starts_without_the_predictor() -> None:
+    """Every process that held a card imported it, and so did whatever printed JSON."""
+    code = (
+        "import sys\n"
+        "from wattcast.control import card_daemon, first_run, live_control, serving_control\n"
+        "from wattcast.control import daemon_client, watch_card\n"
+        "from wattcast.core.strict_files import encode_json\n"
+        "assert not {'wattcast.predictor.timeline', 'wattcast.kernels'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.fixture

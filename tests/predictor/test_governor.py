@@ -14,13 +14,14 @@ from wattcast.hardware import OperatingPoint, load_gpu
 from wattcast.power.power_model import VoltageCurve
 from wattcast.predictor.bundle import bundle_for
 from wattcast.predictor.governor import run_governed
+from wattcast.predictor.kernel_coefficients import MEMORY_KNEE
 from wattcast.predictor.pipeline import (
     TimelineRunner,
     analyse_graph,
     detail_at_clock,
     total_at_clock,
 )
-from wattcast.predictor.timeline import MEMORY_KNEE, compute_kernel_s, slow_memory_path
+from wattcast.predictor.timeline import compute_kernel_s, slow_memory_path
 from wattcast.workload import ModelOptions, build_graph
 from wattcast.workload.graph import Graph
 from wattcast.workload.operator_types import Linear

@@ -11,6 +11,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from wattcast.core.errors import BadInput, UnknownName
+from wattcast.core.strict_files import encode_json
 from wattcast.lab.validate.ledger_figures import HELD_OUT_QUANTITIES, draw_held_out
 from wattcast.measure.energy_samples import COLUMNS, EnergySamples
 from wattcast.measure.energy_sources import DeviceIdentity
@@ -19,7 +20,7 @@ from wattcast.measure.run_figure import draw_run_power
 from wattcast.measure.window_summary import summarise_window
 from wattcast.predictor import api, pipeline
 from wattcast.predictor.pipeline import analyse_graph
-from wattcast.predictor.prediction_json import encode_json, predictions_to_output
+from wattcast.predictor.prediction_json import predictions_to_output
 from wattcast.report import figure_style as house
 from wattcast.report import prediction_figures
 from wattcast.report.configuration_view import ConfigurationView, view_configuration

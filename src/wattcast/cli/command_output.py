@@ -60,7 +60,7 @@ class Environment:
 
     def json(self, out: object) -> None:
         """Write results as JSON to stdout."""
-        from wattcast.predictor.prediction_json import encode_json
+        from wattcast.core.strict_files import encode_json
 
         self.stdout.write(encode_json(out).decode() + "\n")
 

@@ -795,12 +795,7 @@ def rehearse(
 
     Example: wattcast manage rehearse llama3-8b --rate 20/s --gpus 4 --site-power 1800W --seconds
     10min"""
-    import numpy as np
-
     from wattcast.cli import rehearsal_commands
-    from wattcast.control import serving_rehearsal
-    from wattcast.predictor.api import find_gpu
-    from wattcast.serving.arrivals import draw_trace
 
     rehearsal_commands.check_subject(
         env,
@@ -819,6 +814,12 @@ def rehearse(
             rehearsal.site_power_w,
         )
     assert model is not None, "checked"
+    import numpy as np
+
+    from wattcast.control import serving_rehearsal
+    from wattcast.predictor.api import find_gpu
+    from wattcast.serving.arrivals import draw_trace
+
     chip = find_gpu(rehearsal.gpu)
     limits = _serving_limits(rehearsal.ttft, rehearsal.tpot)
     if rehearsal.trace is not None:

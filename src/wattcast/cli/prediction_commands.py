@@ -252,9 +252,9 @@ def write_form(
     options: dict[str, Any],
 ) -> CommandOutput:
     """Fill a form and write it with its JSON schema beside it."""
+    from wattcast.core.strict_files import encode_json
     from wattcast.core.whole_files import check_new_file, write_whole
     from wattcast.predictor.api import predict as predict_one
-    from wattcast.predictor.prediction_json import encode_json
     from wattcast.report import sustainability_forms as forms
 
     form = resolve_name("form", wanted.form or "", forms.FORMS)

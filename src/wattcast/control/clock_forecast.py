@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from wattcast.coefficients import Coefficients, load_coefficients
+from wattcast.control.controller_coefficients import ESTIMATES
 from wattcast.control.plants import (
     Knob,
     KnobRole,
@@ -48,22 +48,8 @@ from wattcast.core.errors import (
 )
 from wattcast.hardware import Gpu
 from wattcast.predictor import api
-from wattcast.predictor.timeline import MEMORY_KNEE
+from wattcast.predictor.kernel_coefficients import MEMORY_KNEE
 from wattcast.workload.graph import Graph
-
-
-class ClockEstimateCoefficients(Coefficients):
-    """How time and power of a card follow its clock where no bundle says so."""
-
-    held_share: float  # of its power limit that a card holds
-    lowest_share: float  # of the top clock, below which nothing is forecast
-    flat_to: float  # of the top clock, up to which the voltage is flat
-    top_over_flat: float  # voltage at the top clock over the flat one
-    idle_share: float  # of present power that is taken as idle power, where no bundle gives it
-
-
-ESTIMATES = load_coefficients("clock_estimates", ClockEstimateCoefficients)
-
 
 POINTS = 64  # clocks at which the curves are sampled, for the governor's clock between two levels
 ITERATIONS = 100

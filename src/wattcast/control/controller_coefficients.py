@@ -1,4 +1,6 @@
-"""Load the constants of the controller, which its search, its memory and its policies share."""
+"""Load the constants of the controller, which its search, its memory and its policies share, and
+those that estimate what a clock does to a card.
+"""
 
 from __future__ import annotations
 
@@ -42,4 +44,15 @@ class ControllerCoefficients(Coefficients):
     clock_tolerance: float  # of a clock that a card reports
 
 
+class ClockEstimateCoefficients(Coefficients):
+    """How time and power of a card follow its clock where no bundle says so."""
+
+    held_share: float  # of its power limit that a card holds
+    lowest_share: float  # of the top clock, below which nothing is forecast
+    flat_to: float  # of the top clock, up to which the voltage is flat
+    top_over_flat: float  # voltage at the top clock over the flat one
+    idle_share: float  # of present power that is taken as idle power, where no bundle gives it
+
+
 CONTROLLER = load_coefficients("controller", ControllerCoefficients)
+ESTIMATES = load_coefficients("clock_estimates", ClockEstimateCoefficients)

@@ -20,7 +20,7 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +29,9 @@ from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core import MissingTool, bad_value
 from wattcast.core.arrays import Array
 from wattcast.serving.checking.metrics_text import parse_metrics_text
-from wattcast.serving.governed_steps import govern_steps
-from wattcast.serving.step_costs import StepCosts
+
+if TYPE_CHECKING:
+    from wattcast.serving.step_costs import StepCosts
 
 
 class LatencyKeeperCoefficients(Coefficients):
@@ -269,6 +270,9 @@ def forecast_steps(
 
 def _govern_step_s(costs: StepCosts, cost: Any) -> float:
     """Return the seconds of a step under the power limit."""
+    # A controller that forecasts no steps starts without the predictor.
+    from wattcast.serving.governed_steps import govern_steps
+
     return govern_steps(costs, cost, 1, 0.0)[0]
 
 

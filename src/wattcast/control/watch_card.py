@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wattcast import hardware
-from wattcast.control.clock_forecast import ESTIMATES
+from wattcast.control.controller_coefficients import ESTIMATES
 from wattcast.control.plants import (
     KnobRole,
     Lattice,
@@ -34,12 +34,12 @@ from wattcast.core import units
 from wattcast.core.arrays import Array
 from wattcast.core.errors import WattcastError
 from wattcast.hardware import Gpu
-from wattcast.power.module_power import ModulePower
-from wattcast.predictor.bundle import Bundle, bundle_for
-from wattcast.predictor.timeline import MEMORY_KNEE
+from wattcast.predictor.kernel_coefficients import MEMORY_KNEE
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from wattcast.predictor.bundle import Bundle
 
 _NO_LIMIT_W = 1e6
 CLOCK_SLACK = 1e-4  # by which a level may lie above the clock that the card reports
@@ -77,7 +77,7 @@ def advise_clock(
     clocks = np.append(levels, core_hz)  # the clock now stands last
     share = min(max(memory_busy, 0.0), 1.0)
     stretch, time_note = follow_clock(clocks, share, top_hz, gpu)
-    bundle = None if gpu is None else bundle_for(gpu)
+    bundle = _find_bundle(gpu)
     idle_w, idle_note = _follow_idle_power(clocks, power_w, bundle)
     voltage, voltage_note = _follow_voltage(clocks, top_hz, bundle)
 
@@ -99,6 +99,15 @@ def advise_clock(
     }
 
 
+def _find_bundle(gpu: Gpu | None) -> Bundle | None:
+    """Return the bundle of a card that the catalogue knows; others need no predictor."""
+    if gpu is None:
+        return None
+    from wattcast.predictor.bundle import bundle_for
+
+    return bundle_for(gpu)
+
+
 def _follow_idle_power(
     clocks_hz: Array,
     power_w: float,
@@ -118,9 +127,12 @@ def _follow_voltage(
     bundle: Bundle | None,
 ) -> tuple[Array, str]:
     """Return the voltage at each clock, up to a factor, and where it comes from."""
-    if bundle is not None and isinstance(bundle.power, ModulePower):
-        voltage = bundle.power.voltage.level_at(clocks_hz)
-        return voltage, f"voltage by clock from the {bundle.status} bundle of {bundle.gpu}"
+    if bundle is not None:
+        from wattcast.power.module_power import ModulePower
+
+        if isinstance(bundle.power, ModulePower):
+            voltage = bundle.power.voltage.level_at(clocks_hz)
+            return voltage, f"voltage by clock from the {bundle.status} bundle of {bundle.gpu}"
     voltage = np.interp(
         clocks_hz / top_hz, [ESTIMATES.flat_to, 1.0], [1.0, ESTIMATES.top_over_flat]
     )

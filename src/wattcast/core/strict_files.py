@@ -201,6 +201,11 @@ def encode_csv(rows: Iterable[Iterable[object]]) -> bytes:
     return text.getvalue().encode()
 
 
+def encode_json(out: object) -> bytes:
+    """Encode an output struct or plain mapping as JSON text; NaN and infinity never pass."""
+    return msgspec.json.format(msgspec.json.encode(out), indent=1)
+
+
 def read_number(
     text: object,
     where: str,

@@ -15,4 +15,13 @@ class KernelCoefficients(Coefficients):
     table_slack: float  # by which products of a table may take longer than larger ones
 
 
+class ClockCoefficients(Coefficients):
+    """How time follows a low clock, besides the law of effective clocks that a bundle has."""
+
+    memory_knee: float  # of the top clock, below which time in device memory may follow the clock
+    notable_slowdown: float  # by which a run must take longer there for an assumption to say so
+
+
 KERNEL_TIMES = load_coefficients("kernel_times", KernelCoefficients)
+CLOCK_LAW = load_coefficients("clock_law", ClockCoefficients)
+MEMORY_KNEE = CLOCK_LAW.memory_knee

@@ -23,6 +23,7 @@ from wattcast.core.user_results import UserResult
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.predictor.bundle.bundle_file import Bundle
 from wattcast.predictor.governor import run_governed
+from wattcast.predictor.kernel_coefficients import CLOCK_LAW, MEMORY_KNEE
 from wattcast.predictor.pipeline import (
     analyse_graph,
     analyse_graphs,
@@ -36,12 +37,7 @@ from wattcast.predictor.prediction_values import (
     PredictionValues,
     to_plain,
 )
-from wattcast.predictor.timeline import (
-    CLOCK_LAW,
-    MEMORY_KNEE,
-    Timeline,
-    slow_memory_path,
-)
+from wattcast.predictor.timeline import Timeline, slow_memory_path
 from wattcast.workload.graph import Graph
 from wattcast.workload.operator_types import Collective
 

@@ -216,11 +216,6 @@ def list_prediction_rows(p: PredictionValues) -> list[dict[str, Any]]:
     return [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
 
 
-def encode_json(out: object) -> bytes:
-    """Encode an output struct or plain mapping as JSON text; NaN and infinity never pass."""
-    return msgspec.json.format(msgspec.json.encode(out), indent=1)
-
-
 def _write_prediction(p: PredictionValues, most_ops: int | None = None) -> PredictionOut:
     if not isinstance(p.latency_s, float):
         raise ValueError("PredictionOut holds one configuration; a sweep has prediction_to_plain")

@@ -24,12 +24,12 @@ from operator import attrgetter
 import numpy as np
 import numpy.typing as npt
 
-from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core import bad_value
 from wattcast.core.arrays import Array, Sweepable, take_sweep
 from wattcast.kernels import Kernels
 from wattcast.kernels.kernel_table import IssueSegment, RowIndex
 from wattcast.predictor.engine_host import EngineHost, HostBounds
+from wattcast.predictor.kernel_coefficients import CLOCK_LAW
 from wattcast.workload.operator_base import Operator
 
 
@@ -254,20 +254,9 @@ class Timeline:
 _LEAST_SUMMED = 512  # loads, from which on a sum of bends is faster than ``np.interp``
 
 
-class ClockCoefficients(Coefficients):
-    """How time follows a low clock, besides the law of effective clocks that a bundle has."""
-
-    memory_knee: float  # of the top clock, below which time in device memory may follow the clock
-    notable_slowdown: float  # by which a run must take longer there for an assumption to say so
-
-
-CLOCK_LAW = load_coefficients("clock_law", ClockCoefficients)
-MEMORY_KNEE = CLOCK_LAW.memory_knee
-
-
 def slow_memory_path(timeline: Timeline, top_hz: Sweepable) -> Timeline:
     """Return the timeline of a card whose way to device memory runs on the core clock below
-    ``MEMORY_KNEE``.
+    ``CLOCK_LAW.memory_knee``.
 
     Time t in device memory becomes t·max(1, 0.86·f_top/f), at least 0.86·f_top·t cycles of the core
     clock, as on a GTX Titan X (16 microbenchmarks bound by device memory, 16 core clocks, within 2
@@ -275,7 +264,7 @@ def slow_memory_path(timeline: Timeline, top_hz: Sweepable) -> Timeline:
     to 1,410 MHz are 6.9 % off, and 7.6 % with a knee chosen on other models. This is how much
     slower memory-bound work at a low clock may turn out.
     """
-    knee_hz = MEMORY_KNEE * top_hz
+    knee_hz = CLOCK_LAW.memory_knee * top_hz
     phases = []
     for phase in timeline.phases:
         if phase.cycles is not None and phase.seconds is not None:

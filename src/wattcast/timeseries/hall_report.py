@@ -13,9 +13,9 @@ from rich.console import Console
 
 from wattcast.core import units
 from wattcast.core.arrays import Array
+from wattcast.core.strict_files import encode_json
 from wattcast.core.whole_files import write_whole
 from wattcast.predictor.machine_factors import find_machine_factors
-from wattcast.predictor.prediction_json import encode_json
 from wattcast.report.text_tables import new_table, print_notes
 from wattcast.serving.plan_coefficients import PLAN
 from wattcast.timeseries.hall_capping import CapFigures

@@ -15,6 +15,7 @@ from numpy.testing import assert_allclose
 from wattcast.cli.command_output import Environment
 from wattcast.cli.main import build_command
 from wattcast.core.errors import BadInput, UnknownName
+from wattcast.core.strict_files import encode_json
 from wattcast.hardware import OperatingPoint
 from wattcast.lab.counter_models import counter_figures, counter_fit
 from wattcast.lab.counter_models.counter_fit import CounterFit, fit_counters
@@ -28,7 +29,6 @@ from wattcast.lab.counter_models.launch_power import (
 from wattcast.lab.counter_models.rail_terms import CounterModelKind
 from wattcast.power import power_model
 from wattcast.power.activity import Activity, ActivitySource
-from wattcast.predictor.prediction_json import encode_json
 
 MAP = """
 benchmark: work

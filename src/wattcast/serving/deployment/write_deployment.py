@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from wattcast.core import units
+from wattcast.core.strict_files import encode_json
 from wattcast.core.whole_files import write_whole
-from wattcast.predictor.prediction_json import encode_json
 from wattcast.serving.deployment.alert_rules import make_alert_rules
 from wattcast.serving.deployment.deployment_manifests import (
     Manifest,

@@ -9,8 +9,11 @@ from typing import Any
 
 from wattcast import __version__
 from wattcast.core import bad_value
-from wattcast.core.strict_files import convert_plain, decode_json
-from wattcast.predictor.prediction_json import encode_json
+from wattcast.core.strict_files import (
+    convert_plain,
+    decode_json,
+    encode_json,
+)
 from wattcast.training.train_job import TrainingResult, train
 
 FORM = 1  # of the file; a file of another form is not read
