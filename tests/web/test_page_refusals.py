@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 
 import pytest
@@ -168,8 +169,10 @@ def test_five_kinds_stream_and_can_be_stopped(open_page) -> None:
 @pytest.mark.alone
 def test_the_first_kind_comes_in_seven_seconds(open_page) -> None:
     kinds = "h200,b200,h100-sxm,l40s,a100-sxm-80gb"
-    times_s = []
-    for rate in (21, 22, 23):
+    times_s = [math.inf]
+    for rate in (21, 22, 23):  # again only where something else held the machine up
+        if min(times_s) < 7.0:
+            break
         page = open_page(
             f"/plan?model=llama3-8b&gpu={kinds}&rate={rate}&prompt=500&output=100", fresh=True
         )
