@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import io
 import os
 import signal
@@ -15,9 +16,10 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.compile_once import compile_all
 
 from wattcast.cli.command_output import Environment
-from wattcast.cli.main import main
+from wattcast.cli.main import OBJECTS_BETWEEN_COLLECTIONS, main
 from wattcast.core.strict_files import reference_folder
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,6 +35,7 @@ os.environ.pop(
 sys.dont_write_bytecode = (
     False  # nor the second half of the suite all tests: that takes longer than to import them
 )
+gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)  # as a command does
 if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 ):  # as a shell in the background hands on to its children
@@ -128,6 +131,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = [*mixed, *parts["left out"]]
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Look for garbage among what tests make, not among tests and modules, which stay."""
+    gc.freeze()
+
+
 def is_alone(item: pytest.Item | None) -> bool:
     return item is not None and item.get_closest_marker("alone") is not None
 
@@ -189,6 +197,12 @@ def pytest_runtest_call(item: pytest.Item) -> None:
 @cache
 def shared_room(config: pytest.Config) -> SharedRoom:
     return SharedRoom(config._tmp_path_factory.getbasetemp().parent)  # of all workers
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config) -> None:
+    """Compile everything once, before workers do."""
+    compile_all(config)
 
 
 @pytest.hookimpl(wrapper=True, optionalhook=True)

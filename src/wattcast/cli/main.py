@@ -345,7 +345,7 @@ def _complain(
 
 # New objects after which Python looks for cycles among them. At its usual 700 a command that starts
 # spends a twentieth of its time on looking through modules that stay anyway.
-_OBJECTS_BETWEEN_COLLECTIONS = 50_000
+OBJECTS_BETWEEN_COLLECTIONS = 50_000
 
 
 def entry() -> None:
@@ -355,7 +355,7 @@ def entry() -> None:
     modules and classes apart one by one, which is a sixth of a cold prediction, before the process
     gives its memory back anyway. Exit handlers run and streams are flushed as ever.
     """
-    gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
+    gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
     code = main()
     gc.freeze()
     raise SystemExit(code)
