@@ -9,8 +9,9 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -270,6 +271,25 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(
             f"not tested: {count} tests ({reason.removeprefix('Skipped: ')})", yellow=True
         )
+
+
+@contextmanager
+def enter_shared_folder(factory: pytest.TempPathFactory, name: str) -> Iterator[Path]:
+    """Lock a folder that all workers of a run share; one of them fills it, others find it full."""
+    base = factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def shared_folder(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[str], AbstractContextManager[Path]]:
+    """``with shared_folder("name") as folder`` -> a folder of all workers, locked."""
+    return partial(enter_shared_folder, tmp_path_factory)
 
 
 @pytest.fixture(scope="session")

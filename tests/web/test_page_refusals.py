@@ -131,7 +131,7 @@ def test_links_can_be_read_and_opened_directly(open_page) -> None:
 
 
 def test_a_unit_in_a_link_is_read(open_page) -> None:
-    page = open_page("/plan?model=gpt2&gpu=h200,l4&rate=2/s&ttft=250ms&prompt=64&output=16")
+    page = open_page("/plan?model=gpt2&gpu=h200,b200&rate=2/s&ttft=250ms&prompt=64&output=16")
     answered(page, "plan")
     assert page.input_value("#plan-ttft") == "250"
     assert page.locator("#plan-gpus button").count() == 2

@@ -453,7 +453,7 @@ def test_comparing_says_the_difference_and_a_link_restores_it(open_page) -> None
 
 
 def test_a_plan_is_chosen_from_its_front_and_simulated(open_page) -> None:
-    several = {"rate_per_s": 5, "gpus": ["h200", "l40s"]}
+    several = {"rate_per_s": 5, "gpus": ["h200", "b200"]}
     page = open_page(link("plan", plan=several))
     answered(page, "plan")
     points = page.locator("#plan-chart .pick").count()
