@@ -35,6 +35,7 @@ LONG_EXAMPLES = (
     "measure-a-board",
     "own-model",
     "size-a-deployment",
+    "start",  # by day the README runs its like, and each command is parsed
     "train-on-a-budget",
 )
 LONG_COMMANDS = (
