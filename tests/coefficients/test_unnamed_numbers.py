@@ -116,14 +116,18 @@ def find_unnamed(text: str) -> list[tuple[int, float]]:
     """Return line and value of each unnamed number in the functions of a source."""
     tree = ast.parse(text)
     parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+    draws_of: dict[ast.AST, bool] = {}
     unnamed = []
-    for node in ast.walk(tree):
+    for node in parents:
         if not isinstance(node, ast.Constant) or type(node.value) not in (int, float):
             continue
         if has_plain_meaning(node, parents):
             continue
         functions = [each for each, _ in list_parents(node, parents) if isinstance(each, FUNCTION)]
-        if functions and not any(draws(function) for function in functions):
+        for function in functions:
+            if function not in draws_of:
+                draws_of[function] = draws(function)
+        if functions and not any(draws_of[function] for function in functions):
             unnamed.append((node.lineno, node.value))
     return sorted(unnamed)
 

@@ -11,7 +11,7 @@ from wattcast.core.arrays import as_sweep
 from wattcast.core.units import Dtype
 from wattcast.hardware import Gpu, OperatingPoint
 from wattcast.predictor.bundle import bundle_for
-from wattcast.predictor.prediction import predict_graph, predict_graphs
+from wattcast.predictor.prediction import predict_graphs
 from wattcast.workload.graph import Block, Graph
 from wattcast.workload.operator_types import (
     Attention,
@@ -59,8 +59,7 @@ def locked(gpu: Gpu) -> OperatingPoint:
 def test_numbers_are_finite_and_consistent_and_inherited_coefficients_say_so(gpu: Gpu) -> None:
     bundle = bundle_for(gpu)
     assert bundle.status in ("measured", "calibrated", "forecast")
-    for work in WORK:
-        p = predict_graph(work, gpu, OperatingPoint(), bundle)
+    for p in predict_graphs(WORK, gpu, OperatingPoint(), bundle):
         for value in (p.latency_s, p.power_w, p.energy_j, p.clock_hz, p.effective_clock_hz):
             assert np.isfinite(value)
             assert value > 0
@@ -79,19 +78,15 @@ def test_numbers_are_finite_and_consistent_and_inherited_coefficients_say_so(gpu
 
 
 def test_a_batch_equals_its_members(gpu: Gpu) -> None:
-    for work in WORK:
-        clocks, limits = (
-            np.linspace(0.5, 1.0, 3) * gpu.clocks.max_hz,
-            np.array([0.6, 1.0]) * gpu.power.limit_w,
-        )
-        clock_hz, limit_w = np.meshgrid(clocks, limits, indexing="ij")
-        bundle = bundle_for(gpu)
-        batch = predict_graph(
-            work, gpu, OperatingPoint(as_sweep(clock_hz), as_sweep(limit_w)), bundle
-        )
-        for at in np.ndindex(3, 2):
-            point = OperatingPoint(float(clock_hz[at]), float(limit_w[at]))
-            one = predict_graph(work, gpu, point, bundle)
+    clocks = np.linspace(0.5, 1.0, 3) * gpu.clocks.max_hz
+    limits = np.array([0.6, 1.0]) * gpu.power.limit_w
+    clock_hz, limit_w = np.meshgrid(clocks, limits, indexing="ij")
+    bundle = bundle_for(gpu)
+    points = OperatingPoint(as_sweep(clock_hz), as_sweep(limit_w))
+    batches = predict_graphs(WORK, gpu, points, bundle)
+    for at in np.ndindex(3, 2):
+        point = OperatingPoint(float(clock_hz[at]), float(limit_w[at]))
+        for batch, one in zip(batches, predict_graphs(WORK, gpu, point, bundle), strict=True):
             for name in (
                 "latency_s",
                 "power_w",
@@ -112,19 +107,17 @@ def test_at_a_locked_clock_more_bandwidth_never_slows(gpu: Gpu) -> None:
 
 
 def test_a_higher_locked_clock_never_slows_and_never_saves_power(gpu: Gpu) -> None:
-    for work in WORK:
-        clocks = np.linspace(0.4, 1.0, 7) * gpu.clocks.max_hz
-        p = predict_graph(
-            work, gpu, OperatingPoint(clock_hz=clocks[:, None], power_limit_w=1e6), bundle_for(gpu)
-        )
+    clocks = np.linspace(0.4, 1.0, 7) * gpu.clocks.max_hz
+    point = OperatingPoint(clock_hz=clocks[:, None], power_limit_w=1e6)
+    for p in predict_graphs(WORK, gpu, point, bundle_for(gpu)):
         assert (np.diff(p.latency_s) <= 1e-15).all()
         assert (np.diff(p.power_w) >= -1e-9).all()
 
 
 def test_a_lower_power_limit_never_speeds_up(gpu: Gpu) -> None:
-    for work in WORK:
-        limits = np.linspace(0.3, 1.0, 8) * gpu.power.limit_w
-        p = predict_graph(work, gpu, OperatingPoint(power_limit_w=limits[:, None]), bundle_for(gpu))
+    limits = np.linspace(0.3, 1.0, 8) * gpu.power.limit_w
+    point = OperatingPoint(power_limit_w=limits[:, None])
+    for p in predict_graphs(WORK, gpu, point, bundle_for(gpu)):
         assert (np.diff(p.clock_hz) >= -1.0).all()
         assert (np.diff(p.latency_s) <= 1e-12).all()
 
