@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ STANDIN = Path(__file__).parent.parent / "standin"
 
 
 @pytest.fixture(scope="session")
-def standin_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def standin_library(shared_folder: Callable[[str], AbstractContextManager[Path]]) -> Path:
     """A folder with the compiled stand-in for ``libnvidia-ml.so.1``."""
     pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
     if not (STANDIN / "standin.py").is_file():
@@ -28,9 +29,9 @@ def standin_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sys.path.insert(0, str(STANDIN))
     from standin import compile_library
 
-    folder = tmp_path_factory.mktemp("standin")
-    if compile_library(folder) is None:
-        pytest.skip("no C compiler to build the stand-in NVML library")
+    with shared_folder("standin") as folder:
+        if not (folder / "libnvidia-ml.so.1").exists() and compile_library(folder) is None:
+            pytest.skip("no C compiler to build the stand-in NVML library")
     return folder
 
 

@@ -22,10 +22,10 @@ from wattcast.measure.sampler import Sampler
 
 
 @pytest.fixture(scope="session")
-def standin_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("standin")
-    if compile_library(folder) is None:
-        pytest.skip("no C compiler to build the stand-in NVML library")
+def standin_folder(shared_folder) -> Path:
+    with shared_folder("standin") as folder:
+        if not (folder / "libnvidia-ml.so.1").exists() and compile_library(folder) is None:
+            pytest.skip("no C compiler to build the stand-in NVML library")
     return folder
 
 

@@ -324,8 +324,9 @@ def run_worker() -> int:
     requests = os.fdopen(os.dup(0), "rb")
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever prints must not reach the pipe
-    for question in FIRST_QUESTIONS:  # so that the first requests are as quick as later ones
-        answer_request(*question)
+    for kind, body in FIRST_QUESTIONS:  # so that the first requests are as quick as later ones
+        if kind != "catalogue":  # which one worker is asked for once, and the server keeps
+            answer_request(kind, body)
     signal.signal(STOP_SIGNAL, stop)
     write_frame(answers, READY)
     while len(head := requests.read(4)) == 4:

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,11 +72,18 @@ class Machine:
 
 
 @pytest.fixture(scope="session")
-def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def libraries(shared_folder: Callable[[str], AbstractContextManager[Path]]) -> Path:
     """A folder with libcuda.so.1, libnvidia-ml.so.1 and the multimedia kernels compiled for the
     host.
     """
-    folder = tmp_path_factory.mktemp("cuda-standin")
+    with shared_folder("cuda-standin") as folder:
+        if not (folder / "media.so").exists():
+            compile_libraries(folder)
+    return folder
+
+
+def compile_libraries(folder: Path) -> None:
+    """Compile them, the multimedia kernels last."""
     compiler = shutil.which("gcc")
     if compiler is None or shutil.which("g++") is None or compile_library(folder) is None:
         pytest.skip("no C compiler to build the stand-in libraries")
@@ -85,7 +93,6 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     media += ["-o", str(folder / "media.so"), str(HERE / "media_host.cpp")]
     for command in (cuda, media):
         subprocess.run(command, check=True, capture_output=True)
-    return folder
 
 
 @pytest.fixture
