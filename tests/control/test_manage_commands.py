@@ -33,8 +33,9 @@ def test_what_predicts_nothing_starts_without_the_predictor() -> None:
     """Every process that held a card imported it, and so did whatever printed JSON."""
     code = (
         "import sys\n"
-        "from wattcast.control import card_daemon, first_run, live_control, serving_control\n"
-        "from wattcast.control import daemon_client, watch_card\n"
+        "from wattcast.control import card_daemon, daemon_client\n"
+        "assert 'numpy' not in sys.modules\n"
+        "from wattcast.control import first_run, live_control, serving_control, watch_card\n"
         "from wattcast.core.strict_files import encode_json\n"
         "assert not {'wattcast.predictor.timeline', 'wattcast.kernels'} & set(sys.modules)\n"
     )

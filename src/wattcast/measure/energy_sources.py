@@ -15,19 +15,22 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import (
+    TYPE_CHECKING,
     Any,
     Protocol,
     TypeVar,
 )
 
 from wattcast.core import MissingTool, unknown_name
-from wattcast.measure.counter_ticks import UnwrappedCounter
 from wattcast.measure.visible_devices import (
     DeviceChoice,
     ListedCard,
     choose_amd_card,
     choose_nvidia_card,
 )
+
+if TYPE_CHECKING:
+    from wattcast.measure.counter_ticks import UnwrappedCounter
 
 T = TypeVar("T")
 
@@ -507,6 +510,9 @@ class RaplSource(EnergySource):
     def open(self) -> DeviceIdentity:
         if self._index > 0:
             raise MissingTool(f"all packages are device 0; there is no number {self._index}.")
+        # Only packages wrap here, and processes that set cards start without NumPy.
+        from wattcast.measure.counter_ticks import UnwrappedCounter
+
         for folder in sorted(self._root.glob("*-rapl:*")):
             if folder.name.count(":") != 1:  # a sub-domain, counted in its package
                 continue
