@@ -32,7 +32,8 @@ from wattcast.workload.model_catalogue import ModelKind, ModelSpec
 
 DEFAULT_TOKENS = 128
 DECODE_GROUPS = 16
-DENOISERS = ("unet", "dit", "joint", "video")  # architectures that see a latent of the picture
+# architectures that see a latent of the picture
+LATENT_NETWORKS = ("unet", "dit", "joint", "video", "vae_decoder")
 LATENT_SIDE = 8  # pixels of the picture to one of the latent
 _PHASES = {
     ModelKind.LANGUAGE: tuple(WorkloadPhase),
@@ -474,7 +475,7 @@ def pixels_of_a_latent(model: ModelSpec) -> int:
     The autoencoders of Stable Diffusion, DiT, FLUX and Wan make a latent of an eighth of the side
     (Rombach et al. 2021, f = 8; Wan et al. 2025, section 4.1).
     """
-    return LATENT_SIDE if model.architecture in DENOISERS else 1
+    return LATENT_SIDE if model.architecture in LATENT_NETWORKS else 1
 
 
 def name_graph(model: ModelSpec, options: ModelOptions) -> str:

@@ -209,6 +209,8 @@ class T5Dims:
     buckets: int = 32  # of distances
     tied: bool = True  # one table for tokens and logits, whose inputs are scaled
     dropout: float = 0.1
+    # of an encoder alone: each layer has a bias of its own, not the one of the first (UMT5)
+    bias_each_layer: bool = False
 
 
 def trace_t5(
@@ -242,14 +244,19 @@ def _trace_t5_encoder(
 
     def embed(tape: Tape) -> list[Tensor]:
         x = _embed_t5_tokens(dims, read, tape, tied=False)
+        if dims.bias_each_layer:
+            return [x]
         return [x, _bias_distances(dims, read, tape, decoder=False)]
 
     def layer(
         tape: Tape,
         x: Tensor,
-        bias: Tensor,
+        shared_bias: Tensor | None = None,
     ) -> Tensor:
         def attention(y: Tensor) -> Tensor:
+            bias = shared_bias
+            if bias is None:
+                bias = _bias_distances(dims, read, tape, decoder=False)
             return _t5_attention(
                 dims,
                 read,
@@ -263,12 +270,12 @@ def _trace_t5_encoder(
     def norm(tape: Tape, x: Tensor) -> Tensor:
         return functional.dropout(_t5_norm(run, x), dims.dropout)
 
-    x, bias = program.section("encoder.embedding", embed)
+    x, *bias = program.section("encoder.embedding", embed)
     (x,) = program.section(
         "encoder.layers",
         layer,
         x,
-        bias,
+        *bias,
         repeat=dims.layers,
     )
     return program.section("encoder.norm", norm, x)
