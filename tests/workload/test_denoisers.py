@@ -136,7 +136,8 @@ def cut_denoiser(name: str) -> tuple[Any, Any]:
     model = model_catalogue.load_model(name)
     changes, image = SMALL[name]
     model = replace(model, dims=replace(model.dims, **changes))
-    return model, build_graph(model, ModelOptions(batch=BATCH, image=8 * image, attention="flash"))
+    options = ModelOptions(phase="forward", batch=BATCH, image=8 * image, attention="flash")
+    return model, build_graph(model, options)
 
 
 @pytest.mark.parametrize("name", SMALL)

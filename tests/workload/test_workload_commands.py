@@ -150,5 +150,5 @@ def test_predict_takes_a_configuration_and_a_model_of_every_kind(call, tmp_path:
     assert names[1:] == [
         "resnet50 forward b1 i224 bf16 eager",
         "whisper-tiny prefill b1 s448 bf16 eager",
-        "dit-xl-2 forward b1 i256 bf16 eager",
+        "dit-xl-2 generate b1 i256 n50 bf16 eager",
     ]

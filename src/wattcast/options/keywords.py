@@ -41,6 +41,7 @@ class PredictKeywords(TypedDict, total=False):
     skew: float
     recompute: bool
     image: int | None
+    steps: int | None
     quantization: str | None
     weights: str | None
     kv_dtype: str | None
@@ -90,6 +91,7 @@ class CompareKeywords(TypedDict, total=False):
     skew: float
     recompute: bool
     image: int | None
+    steps: int | None
     quantization: str | None
     weights: str | None
     kv_dtype: str | None
@@ -292,6 +294,7 @@ class ExploreKeywords(TypedDict, total=False):
     skew: float
     recompute: bool
     image: int | None
+    steps: int | None
     quantization: str | None
     weights: str | None
     kv_dtype: str | None
@@ -332,6 +335,7 @@ class StudyKeywords(TypedDict, total=False):
     skew: float
     recompute: bool
     image: int | None
+    steps: int | None
     quantization: str | None
     weights: str | None
     kv_dtype: str | None
@@ -371,6 +375,7 @@ class ExploreDesignsKeywords(TypedDict, total=False):
     skew: float
     recompute: bool
     image: int | None
+    steps: int | None
     quantization: str | None
     weights: str | None
     kv_dtype: str | None
@@ -403,6 +408,7 @@ class ModelKeywords(TypedDict, total=False):
     skew: float
     recompute: bool
     image: int | None
+    steps: int | None
     quantization: str | None
     weights: str | None
     kv_dtype: str | None

@@ -39,9 +39,10 @@ class WorkloadPhase(StrEnum):
 
     PREFILL = "prefill"  # a whole prompt at once
     DECODE = "decode"  # one token a sequence, behind a cache of ``seq`` tokens
-    GENERATE = "generate"  # a prefill and ``tokens - 1`` decode steps
+    # a prefill and ``tokens - 1`` decode steps; of a denoiser a whole picture of ``steps`` steps
+    GENERATE = "generate"
     TRAIN = "train"  # forward, backward, optimiser
-    FORWARD = "forward"  # one pass of a model that has no cache
+    FORWARD = "forward"  # one pass of a model that has no cache; of a denoiser one step
 
 
 class AttentionMode(StrEnum):
@@ -135,6 +136,10 @@ class ModelOptions:
         bool, Option("In training, recompute activations.", panel=_MODEL_PANEL)
     ] = False
     image: Annotated[int | None, Option("Side of a picture in pixels.", least=1)] = None
+    steps: Annotated[
+        int | None,
+        Option("Denoising steps of a picture.", least=1),
+    ] = None
     quantization: Annotated[
         str | None,
         Option(
@@ -231,6 +236,9 @@ class ModelOptions:
         if self.tokens is not None and self.phase is not WorkloadPhase.GENERATE:
             do = "Leave tokens out, or choose generate."
             raise bad_value("tokens", "phase generate", str(self.phase), do)
+        if self.steps is not None and self.phase not in (None, WorkloadPhase.GENERATE):
+            do = "Leave steps out, or choose generate: another phase runs one step."
+            raise bad_value("steps", "phase generate", str(self.phase), do)
         is_training = self.phase is WorkloadPhase.TRAIN
         if self.recompute and not is_training:
             do = "Only training keeps activations."
@@ -281,7 +289,7 @@ class ModelOptions:
 
 OPTION_NAMES = tuple(item.name for item in fields(ModelOptions))
 _SIZES = (
-    *("batch", "seq", "tokens", "tp", "pp", "dp", "ep", "cp", "image"),
+    *("batch", "seq", "tokens", "tp", "pp", "dp", "ep", "cp", "image", "steps"),
     *("lora", "adapters"),
 )
 _ENUMS: dict[str, type[StrEnum]] = {

@@ -152,7 +152,11 @@ def describe_cap(p: PredictionValues) -> str:
 
 def _describe_latency(p: PredictionValues) -> AnswerLine:
     value, span = show_between(p.latency_s, p.interval.latency_s, "s")
-    run = _RUN_OF_PHASE.get(p.basis.graph.phase, "")
+    graph = p.basis.graph
+    run = _RUN_OF_PHASE.get(graph.phase, "")
+    if graph.parts:
+        pictures = (graph.items or 1) // graph.gpu_count
+        run = f" a {graph.item}" if pictures == 1 else f" for {pictures} {graph.item}s"
     return AnswerLine("latency", f"{value}{run}", span)
 
 

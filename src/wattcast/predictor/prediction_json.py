@@ -14,6 +14,7 @@ import numpy as np
 from wattcast import __version__
 from wattcast.core.arrays import Array
 from wattcast.predictor.answer_lines import judge_confidence
+from wattcast.predictor.part_shares import PartShare
 from wattcast.predictor.prediction_values import (
     ModuleShare,
     OperatorShare,
@@ -64,8 +65,16 @@ class PhaseOut(msgspec.Struct):
     capped: bool
 
 
+class PartOut(msgspec.Struct):
+    name: str  # a text encoder, denoiser, or a decoder
+    runs: int  # how often it runs: the denoiser once a step, or twice
+    latency_s: float
+    power_w: float  # of one GPU, mean over the part
+    energy_j: float  # of one GPU
+
+
 class DistanceOut(msgspec.Struct):
-    # kernels, number format, clock, power limit, temperature, stack, parallelism, host, GPU
+    # kernels, number format, clock, power limit, temperature, stack, parallelism, host, GPU, parts
     dimension: str
     word: str  # measured | near | far
     share: float  # of time or energy, the larger, beyond what was measured
@@ -125,6 +134,7 @@ class PredictionOut(msgspec.Struct):
     provenance: ProvenanceOut
     # that the power limit holds at clocks of their own; empty: one clock for all
     phases: list[PhaseOut] = []
+    parts: list[PartOut] = []  # of a whole picture, which they add up to; empty: no picture
 
 
 class PredictOut(msgspec.Struct):
@@ -244,6 +254,7 @@ def _write_prediction(p: PredictionValues, most_ops: int | None = None) -> Predi
         assumptions=list(p.assumptions),
         provenance=ProvenanceOut(str(p.status), *msgspec.structs.astuple(p.provenance)),
         phases=[_write_phase(phase) for phase in p.phases],
+        parts=[_write_part(part) for part in p.parts],
     )
 
 
@@ -276,6 +287,16 @@ def _write_phase(phase: PhaseShare) -> PhaseOut:
         energy_j=_check_finite(phase.energy_j),
         clock_hz=_check_finite(phase.clock_hz),
         capped=bool(phase.capped),
+    )
+
+
+def _write_part(part: PartShare) -> PartOut:
+    return PartOut(
+        name=part.name,
+        runs=part.runs,
+        latency_s=_check_finite(part.latency_s),
+        power_w=_check_finite(part.power_w),
+        energy_j=_check_finite(part.energy_j),
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import (
+    TYPE_CHECKING,
     Any,
     TypeAlias,
     cast,
@@ -41,6 +42,9 @@ from wattcast.predictor.support_distances import (
     measure_distances,
 )
 from wattcast.workload.operator_base import Operator
+
+if TYPE_CHECKING:
+    from wattcast.predictor.part_shares import PartShare
 
 # A float for one configuration, an array ``(*sweep,)`` for a sweep. A union would make users tell
 # mypy which it is.
@@ -241,11 +245,20 @@ class PredictionValues:
         by_name: dict[str, list[GovernedStretch]] = {}
         for part in divisions[0].stretches:
             name = part.stretch.name
-            if self.basis.graph.phase == "generate":
+            if self.basis.graph.phase == "generate" and not self.basis.graph.parts:
                 # what comes before the decode steps of a generation is its prefill
                 name = name.replace("forward", "prefill")
             by_name.setdefault(name, []).append(part)
         return tuple(_sum_phase(name, parts) for name, parts in by_name.items())
+
+    @cached_property
+    def parts(self) -> tuple[PartShare, ...]:
+        """The parts of a whole picture or clip, which add up to it; empty for other workloads."""
+        if not self.basis.graph.parts:
+            return ()
+        from wattcast.predictor.part_shares import share_parts  # few predictions are of pictures
+
+        return share_parts(self.basis)
 
     @cached_property
     def ops(self) -> tuple[OperatorShare, ...]:

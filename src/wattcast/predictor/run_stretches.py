@@ -29,6 +29,7 @@ from wattcast.core.arrays import Array, Mask
 from wattcast.kernels.kernel_table import IssueSegment, RowIndex
 from wattcast.predictor.timeline import Timeline
 from wattcast.workload.operator_base import select_operators
+from wattcast.workload.picture_pipeline import DENOISER, part_of_label
 
 # Of one run. Where there would be more, they are made longer than the window, so that a run of a
 # day costs what a run of a minute does.
@@ -95,10 +96,10 @@ def divide_run(
 
 def list_turns(segments: Sequence[IssueSegment]) -> Iterator[tuple[int, ...]]:
     """Yield the places of segments that run in turn, over and over: those of one kind of decode
-    step, else one.
+    step, or of the denoising steps of a picture, else one.
 
-    Blocks of decode steps have labels such as ``decode.layers``. Where a label comes again, other
-    steps begin.
+    Blocks of decode steps have labels such as ``decode.layers``, those of denoising steps such as
+    ``denoiser: layers``. Where a label comes again, other steps begin.
 
     >>> rows, counts = np.arange(1), np.ones(1)
     >>> labels = ("layers", "decode.layers", "decode.head", "decode.layers", "decode.head")
@@ -108,16 +109,22 @@ def list_turns(segments: Sequence[IssueSegment]) -> Iterator[tuple[int, ...]]:
     turn: list[int] = []
     labels: set[str] = set()
     for place, segment in enumerate(segments):
-        repeats = segment.label in labels or not segment.label.startswith(f"{DECODE}.")
+        is_of_step = _is_of_step(segment.label)
+        repeats = segment.label in labels or not is_of_step
         if turn and (repeats or not labels):
             yield tuple(turn)
             turn = []
             labels = set()
         turn.append(place)
-        if segment.label.startswith(f"{DECODE}."):
+        if is_of_step:
             labels.add(segment.label)
     if turn:
         yield tuple(turn)
+
+
+def _is_of_step(label: str) -> bool:
+    """Tell whether a block is part of a step that repeats as a whole."""
+    return label.startswith(f"{DECODE}.") or part_of_label(label) == DENOISER
 
 
 def _group_positions(
@@ -376,7 +383,12 @@ def _name_label(label: str) -> str:
     ['decode', 'backward', 'optimiser']
     >>> [_name_label(label) for label in ("layers", "")]
     ['forward', '']
+    >>> _name_label("denoiser: layers")
+    'denoiser'
     """
+    part = part_of_label(label)
+    if part:
+        return part
     if label.startswith(f"{DECODE}."):
         return DECODE
     if label.endswith(".backward"):

@@ -362,6 +362,19 @@ def _measure_software(basis: PredictionBasis) -> Iterator[SupportDistance]:
             stack_ends,
         )
 
+    if graph.parts and bundle.status is FitStatus.MEASURED:
+        reason = (
+            f"a whole {graph.item} was never measured on the {bundle.gpu}, nor was a denoising "
+            "step: only kernels like theirs"
+        )
+        yield SupportDistance(
+            "parts",
+            everything,
+            nothing,
+            reason,
+            _NO_WIDENING,
+        )
+
     if graph.gpu_count > 1:
         families = basis.timeline.kernels.family
         is_collective = map_distinct("collective".__eq__, families).astype(float)

@@ -218,6 +218,32 @@ def _table_phases(p: Prediction) -> Table:
     return rows
 
 
+def _table_parts(p: Prediction) -> Table:
+    """Return the parts of a picture, which add up to it."""
+    rows = new_table(
+        "part, one GPU",
+        "runs",
+        "time",
+        "share",
+        "power",
+        "energy",
+        "share",
+    )
+    for part in p.parts:
+        seconds = float(part.latency_s)
+        joules = float(part.energy_j)
+        rows.add_row(
+            escape(part.name),
+            str(part.runs),
+            show(seconds, "s", 3),
+            f"{seconds / float(p.latency_s):.1%}",
+            show(float(part.power_w), "W", 3),
+            show(joules, "J", 3),
+            f"{joules / float(p.energy_j):.1%}",
+        )
+    return rows
+
+
 def _print_one(
     console: Console,
     p: Prediction,
@@ -235,7 +261,9 @@ def _print_one(
     )
     print_answers(console, answer_lines.title_of(p), lines)
     console.print(_table_modules(p))
-    if p.phases:
+    if p.parts:
+        console.print(_table_parts(p))
+    if p.phases and (details or not p.parts):
         console.print(_table_phases(p))
     console.print(_table_operators(p, None if details else FEW_OPS))
     if details:

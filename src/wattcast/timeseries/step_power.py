@@ -50,6 +50,8 @@ def _find_row_states(prediction: Prediction) -> StateCodes:
     timeline = prediction.basis.timeline
     words = prediction.name.split()
     usual = _PHASE_STATES.get(words[1] if len(words) > 1 else "", "compute")
+    if prediction.basis.graph.parts:  # a picture has no prompt
+        usual = "compute"
     codes = np.full(len(timeline.kernels.ops), state_code(usual), dtype=np.int8)
     for segment in timeline.kernels.segments:
         if segment.label == "optimiser":

@@ -104,6 +104,7 @@ class Configuration(Workload, kw_only=True):
     skew: Annotated[float, Meta(ge=0, le=1)] = 0.0
     recompute: bool = False
     image: Annotated[int, Meta(ge=1, le=16384)] | None = None
+    steps: Annotated[int, Meta(ge=1, le=1000)] | None = None
     quantization: Annotated[str, _one_of(model_options.RECIPES)] | None = None
     weights: Annotated[str, _one_of(model_options.WEIGHT_ONLY)] | None = None
     kv_dtype: Annotated[str, _one_of(model_options.KV_DTYPES)] | None = None

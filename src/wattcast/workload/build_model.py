@@ -34,11 +34,19 @@ from wattcast.workload.model_options import (
     SoftwareStack,
     WeightUpdate,
     WorkloadPhase,
+    makes_pictures,
     pixels_of_a_latent,
     resolve_options,
 )
 from wattcast.workload.operator_base import Operator
 from wattcast.workload.operator_types import Collective
+from wattcast.workload.picture_pipeline import (
+    PartRun,
+    PicturePart,
+    PicturePipeline,
+    list_part_runs,
+    name_part_block,
+)
 from wattcast.workload.program import (
     PassSettings,
     Program,
@@ -90,6 +98,8 @@ def build_graph(
 @lru_cache(maxsize=_KEPT_GRAPHS)
 def _build_graph(model: ModelSpec, options: ModelOptions) -> Graph:
     options, assumptions = resolve_options(model, options)
+    if model.pipeline is not None and makes_pictures(model, options):
+        return _build_picture(model, model.pipeline, options, assumptions)
     first = trace_pass(model, options)
     passes = [first]
     blocks = _list_prompt_blocks(model, options, first)
@@ -121,6 +131,41 @@ def _build_graph(model: ModelSpec, options: ModelOptions) -> Graph:
         gpu_count=options.gpu_count,
         layer_host=_weigh_layer(model),
     )
+
+
+def _build_picture(
+    model: ModelSpec,
+    pipeline: PicturePipeline,
+    options: ModelOptions,
+    assumptions: Sequence[str],
+) -> Graph:
+    """Return the operators of a whole picture: those of its parts, each as often as it runs."""
+    blocks = []
+    runs = list_part_runs(pipeline, options)
+    for run in runs:
+        for block in _build_graph(_find_part(model, run), run.options).blocks:
+            label = name_part_block(run.name, block.label)
+            blocks.append(replace(block, repeat=block.repeat * run.repeat, label=label))
+
+    _, pictures = model_options.count_output(model, options)
+    return Graph(
+        name=model_options.name_graph(model, options),
+        blocks=tuple(blocks),
+        memory_byte=float(compute_footprint(model, options).total_byte),
+        assumptions=tuple(assumptions),
+        stack=str(options.stack),
+        phase=str(options.phase),
+        items=pictures,
+        item=pipeline.item,
+        parts=tuple([PicturePart(run.name, run.repeat) for run in runs]),
+        gpu_count=options.gpu_count,
+        layer_host=_weigh_layer(model),
+    )
+
+
+def _find_part(model: ModelSpec, run: PartRun) -> ModelSpec:
+    """Return the model of a part of a picture; the denoiser is ``model`` itself."""
+    return model if run.model is None else load_model(run.model)
 
 
 def _weigh_layer(model: ModelSpec) -> float:
@@ -338,7 +383,10 @@ def _count_tokens(
 def count_parameters(model: ModelSpec) -> int:
     """Count all weights of a model, tied ones once, its head included."""
     head = {ModelKind.LANGUAGE: OutputHead.LAST, ModelKind.ENCODER: OutputHead.NONE}.get(model.kind)
-    options, _ = resolve_options(model, ModelOptions(head=head, stack=SoftwareStack.EAGER))
+    one_pass = ModelOptions(head=head, stack=SoftwareStack.EAGER)
+    if model.pipeline is not None:
+        one_pass = replace(one_pass, phase=WorkloadPhase.FORWARD)
+    options, _ = resolve_options(model, one_pass)
     return trace_pass(model, options).parameter_count
 
 
@@ -352,11 +400,30 @@ def compute_footprint(
     """
     model = load_model(model) if isinstance(model, str) else model
     options, _ = resolve_options(model, options)
+    if model.pipeline is not None and makes_pictures(model, options):
+        runs = list_part_runs(model.pipeline, options)
+        return _join_footprints(
+            [compute_footprint(_find_part(model, run), run.options) for run in runs]
+        )
     passes = [trace_pass(model, options)]
     steps = (options.tokens or 1) - 1
     if steps:
         passes.append(trace_pass(model, options, steps - 1))
     return sum_footprint(options, passes)
+
+
+def _join_footprints(parts: Sequence[MemoryFootprint]) -> MemoryFootprint:
+    """Return the memory of a picture: the weights of all parts stay, and one part runs at a
+    time.
+    """
+    return MemoryFootprint(
+        weight_byte=sum(part.weight_byte for part in parts),
+        cache_byte=0,
+        activation_byte=max(part.activation_byte for part in parts),
+        gradient_byte=0,
+        optimiser_byte=0,
+        workspace_byte=WORKSPACE_BYTE,
+    )
 
 
 def sum_footprint(options: ModelOptions, programs: Sequence[Program]) -> MemoryFootprint:

@@ -20,6 +20,7 @@ from wattcast.workload.operator_base import (
     Operator,
     OperatorColumns,
 )
+from wattcast.workload.picture_pipeline import PicturePart
 
 MOST_LAYER_HOST = 100.0  # times what a layer usually costs the host
 
@@ -54,6 +55,7 @@ class Graph:
     tokens: int | None = None  # of one run on all GPUs together; None: the workload has no tokens
     items: int | None = None  # pictures, audio clips ... of one run on all GPUs together
     item: str = ""  # the word for one of them
+    parts: tuple[PicturePart, ...] = ()  # of a picture: text encoders, denoiser, decoder
     gpu_count: int = 1  # that run this graph at the same time
     # cold: from device memory, warm: in L2 where they fit; "": as the operators before leave them
     operands: str = ""

@@ -31,6 +31,7 @@ from wattcast.core.strict_files import (
     read_shipped_table,
 )
 from wattcast.workload.dimension_limits import check_dimensions
+from wattcast.workload.picture_pipeline import PicturePipeline
 
 
 class ModelKind(StrEnum):
@@ -90,6 +91,7 @@ class _ModelFile(msgspec.Struct, forbid_unknown_fields=True):
     dims: dict[str, Any]
     note: str = ""
     quantization: str | None = None
+    pipeline: PicturePipeline | None = None
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,7 @@ class ModelSpec:
     quantization: str | None = None
     # Format of the cache that the checkpoint has scales for; None: that of activations
     kv_dtype: Dtype | None = None
+    pipeline: PicturePipeline | None = None  # that makes whole pictures with a denoiser
 
     @property
     def template(self) -> ModelArchitecture:
@@ -171,7 +174,7 @@ def parse_model(
         file.source,
         file.note,
     )
-    return replace(spec, quantization=file.quantization)
+    return replace(spec, quantization=file.quantization, pipeline=file.pipeline)
 
 
 def make_model(

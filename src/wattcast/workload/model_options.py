@@ -29,6 +29,7 @@ from wattcast.options.weight_recipes import UNQUANTIZED as UNQUANTIZED
 from wattcast.options.weight_recipes import WEIGHT_ONLY as WEIGHT_ONLY
 from wattcast.options.weight_recipes import WeightRecipe as WeightRecipe
 from wattcast.workload.model_catalogue import ModelKind, ModelSpec
+from wattcast.workload.picture_pipeline import describe_pipeline
 
 DEFAULT_TOKENS = 128
 DECODE_GROUPS = 16
@@ -71,7 +72,9 @@ def resolve_options(model: ModelSpec, options: ModelOptions) -> tuple[ModelOptio
     as well.
     """
     defaults = _Defaults(model, options)
+    defaults.check_steps()
     defaults.choose_phase()
+    defaults.choose_steps()
     if model.kind is ModelKind.VISION:
         defaults.choose_picture()
     else:
@@ -116,15 +119,43 @@ class _Defaults:
         return self.options.phase
 
     def choose_phase(self) -> None:
-        """Run a vision model forward and a language model's prompt; refuse phases without sense."""
+        """Run a vision model forward, a denoiser for a whole picture, and a language model's
+        prompt; refuse phases without sense.
+        """
         kind = self.model.kind
+        pipeline = self.model.pipeline
+        phases = _PHASES[kind]
+        usual = WorkloadPhase.PREFILL
+        why = f"default of a {kind} model"
+        if kind is ModelKind.VISION:
+            usual = WorkloadPhase.FORWARD
+        if pipeline is not None:
+            usual = WorkloadPhase.GENERATE
+            phases = (WorkloadPhase.GENERATE, *phases)
+            why = f"a whole {pipeline.item}; --phase forward: one pass of the denoiser"
         if self.options.phase is None:
-            usual = WorkloadPhase.PREFILL
-            if kind is ModelKind.VISION:
-                usual = WorkloadPhase.FORWARD
-            self._take("phase", usual, f"default of a {kind} model")
-        if self._phase not in _PHASES[kind]:
-            raise bad_word(f"{self.model.name}: phase", map(str, _PHASES[kind]), str(self._phase))
+            self._take("phase", usual, why)
+        if self._phase not in phases:
+            raise bad_word(f"{self.model.name}: phase", map(str, phases), str(self._phase))
+
+    def check_steps(self) -> None:
+        """Refuse denoising steps of a model that no pipeline makes pictures with."""
+        if self.options.steps is not None and self.model.pipeline is None:
+            expected = f"no denoising steps for a {self.model.kind} model"
+            raise bad_value(f"{self.model.name}: steps", expected, self.options.steps)
+
+    def choose_steps(self) -> None:
+        """Take the denoising steps of the published pipeline; a picture has no tokens."""
+        model = self.model
+        pipeline = model.pipeline
+        if pipeline is None:
+            return
+        if self.options.tokens is not None:
+            expected = f"no tokens for a {pipeline.item}"
+            do = "Say how many denoising steps it takes: --steps."
+            raise bad_value(f"{model.name}: tokens", expected, self.options.tokens, do)
+        if self._phase is WorkloadPhase.GENERATE and self.options.steps is None:
+            self._take("steps", pipeline.steps, pipeline.source)
 
     def choose_picture(self) -> None:
         """Take the published size of pictures; refuse those that the network cannot halve or cut
@@ -137,7 +168,11 @@ class _Defaults:
         if self.options.image is None:
             size = model.dims.image * pixels_of_a_latent(model)
             self.options = replace(self.options, image=size)
-            self.sentences.append(f"pictures of {size} by {size} (the published input)")
+            sides = f"pictures of {size} by {size}"
+            if hasattr(model.dims, "columns"):
+                width = model.dims.columns * pixels_of_a_latent(model)
+                sides = f"frames of {width} by {size}"
+            self.sentences.append(f"{sides} (the published input)")
         image = self.options.image
         assert image is not None
         steps = {
@@ -212,6 +247,11 @@ class _Defaults:
         stack = SoftwareStack.ENGINE if by_engine else SoftwareStack.EAGER
         in_formats = " in narrow formats" if narrow else ""
         self._take("stack", stack, f"default of {phase} for a {model.kind} model{in_formats}")
+
+
+def makes_pictures(model: ModelSpec, options: ModelOptions) -> bool:
+    """Tell whether a run is of a whole pipeline, from text to picture."""
+    return model.pipeline is not None and options.phase is WorkloadPhase.GENERATE
 
 
 def count_output(model: ModelSpec, options: ModelOptions) -> tuple[int | None, int | None]:
@@ -324,6 +364,8 @@ def _list_context_rules(model: ModelSpec, options: ModelOptions) -> list[_Sharin
 
 def _list_stage_rules(model: ModelSpec, options: ModelOptions) -> list[_SharingRule]:
     """Every pipeline stage has a layer."""
+    if makes_pictures(model, options):
+        return [_SharingRule("pp", options.pp > 1, "1 for a whole picture")]
     layers = getattr(model.dims, "layers", getattr(model.dims, "decoder_layers", 1))
     expected = f"at most as many stages as layers ({layers})"
     return [_SharingRule("pp", options.pp > layers, expected)]
@@ -337,19 +379,23 @@ def describe_assumptions(model: ModelSpec, options: ModelOptions) -> list[str]:
     by_engine = o.stack is SoftwareStack.ENGINE
     seq = o.seq
     group = decode_group_size((o.tokens or 1) - 1)
-    decoding = phase in (WorkloadPhase.DECODE, WorkloadPhase.GENERATE)
+    generating = phase is WorkloadPhase.GENERATE and not makes_pictures(model, options)
+    decoding = phase is WorkloadPhase.DECODE or generating
     formats = _describe_formats(model, options)
     experts = _describe_experts(model, options)
     by_chance = "by chance and skew" if o.skew else "by chance"
     words = {
         f"{model.name}: {model.note}": model.note,
+        "one pass of the denoiser, not a whole picture": (
+            model.pipeline is not None and not makes_pictures(model, options)
+        ),
         "no padding: all sequences are of one length": model.kind is not ModelKind.VISION,
         f"one new token a sequence behind a cache of {seq}": phase is WorkloadPhase.DECODE,
         f"an encoder reads {seq} tokens; the decoder begins with a start "
         "token": model.template.encodes_prompt,
         "the cache grows by concatenation (Hugging Face DynamicCache)": decoding and not by_engine,
         f"the prefill yields the first token; decode steps in groups of {group}, each at "
-        "its mean context": (phase is WorkloadPhase.GENERATE),
+        "its mean context": generating,
         f"weights, gradients and AdamW moments in {dtype}; fused AdamW, no clipping": (
             phase is WorkloadPhase.TRAIN and o.update in (None, WeightUpdate.FUSED)
         ),
@@ -385,7 +431,10 @@ def describe_assumptions(model: ModelSpec, options: ModelOptions) -> list[str]:
         f"{by_chance}": o.ep > 1,
         f"one of {o.cp} GPUs that share each sequence and its cache": o.cp > 1,
     }
-    return [sentence for sentence, holds in words.items() if holds]
+    sentences = [sentence for sentence, holds in words.items() if holds]
+    if model.pipeline is not None and makes_pictures(model, options):
+        sentences += describe_pipeline(model.pipeline, options)
+    return sentences
 
 
 def _describe_formats(model: ModelSpec, options: ModelOptions) -> str:
@@ -484,6 +533,8 @@ def name_graph(model: ModelSpec, options: ModelOptions) -> str:
     words = [model.name, str(options.phase), f"b{options.batch}", size]
     if options.tokens:
         words.append(f"t{options.tokens}")
+    if options.steps:
+        words.append(f"n{options.steps}")
     recipe = options.quantization if options.quantization != UNQUANTIZED else None
     words.append(recipe or (f"w-{options.weights}" if options.weights else str(options.dtype)))
     if options.kv_dtype is not None:
