@@ -168,6 +168,12 @@ def _list_models() -> dict[str, Document]:
         "swin-tiny",
         "sd1.5-unet",
         "flux.1-dev",
+        "sd3.5-medium",
+        "pixart-sigma",
+        "hunyuan-dit",
+        "cogvideox1.5-5b",
+        "flux-vae-decoder",
+        "clip-l-text",
         "mobilevit-s",
         "clip-base",
     ):

@@ -141,8 +141,9 @@ def _build_picture(
 ) -> Graph:
     """Return the operators of a whole picture: those of its parts, each as often as it runs."""
     blocks = []
-    runs = list_part_runs(pipeline, options)
-    for run in runs:
+    runs_of_part: dict[str, int] = {}
+    for run in list_part_runs(pipeline, options):
+        runs_of_part[run.name] = runs_of_part.get(run.name, 0) + run.repeat
         for block in _build_graph(_find_part(model, run), run.options).blocks:
             label = name_part_block(run.name, block.label)
             blocks.append(replace(block, repeat=block.repeat * run.repeat, label=label))
@@ -157,7 +158,7 @@ def _build_picture(
         phase=str(options.phase),
         items=pictures,
         item=pipeline.item,
-        parts=tuple([PicturePart(run.name, run.repeat) for run in runs]),
+        parts=tuple([PicturePart(name, runs) for name, runs in runs_of_part.items()]),
         gpu_count=options.gpu_count,
         layer_host=_weigh_layer(model),
     )

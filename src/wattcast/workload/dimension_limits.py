@@ -32,7 +32,7 @@ MOST_WIDTH = 1 << 24  # of any other dimension; the widest published are vocabul
 MOST_POSITIONS = 1 << 31  # "no limit" is often written as a very large number
 MOST_RATIO = 1024.0
 
-_TRACED = ("unet", "mobilevit")
+_TRACED = ("unet", "mobilevit", "vae_decoder")
 _SMALL_COUNTS = {"rotary_tables": 2, "parallel_norms": 2}
 _POSITIONS = ("max_positions", "window", "chunk")
 _SHARES = ("dropout", "rotary_share")
@@ -45,9 +45,10 @@ _STAGES: dict[str, tuple[tuple[tuple[str, ...], int | None], ...]] = {
     "convnext": ((("depths", "widths"), None),),
     "swin": ((("depths", "heads"), None),),
     "unet": ((("widths", "depths"), None),),
+    "vae_decoder": ((("widths",), None),),
     "mobilevit": ((("hidden", "depths"), 3), (("widths",), 5)),
 }
-_GROUPS = 32  # of a U-Net's norms
+_GROUPS = 32  # of the norms of a U-Net and of a VAE's decoder
 # Heads, and the width that they share evenly; each head of the others has a size of its own.
 _HEAD_WIDTHS = (
     ("heads", "hidden"),
@@ -161,8 +162,11 @@ def _check_heads(
     where: str,
 ) -> None:
     """Check that heads share a width evenly, and that rotary embeddings find pairs of elements."""
+    _check_video(dims, where)
     if architecture == "unet":
         _check_unet_heads(dims, where)
+    elif architecture == "vae_decoder":
+        _check_group_widths(dims.widths, where)
     elif not hasattr(dims, "head_dim"):
         for name, width_name in _HEAD_WIDTHS:
             heads = getattr(dims, name, None)
@@ -199,13 +203,27 @@ def _check_unet_heads(dims: Any, where: str) -> None:
     """Check a U-Net, which has a number of heads, or heads of one size; groups of norms have 32
     members.
     """
+    _check_group_widths(dims.widths, where)
     for width in dims.widths:
-        if width % _GROUPS:
-            raise bad_value(f"{where}: widths", f"multiples of {_GROUPS}", width)
         if width % (dims.heads or dims.head_dim or 1):
             name = "heads" if dims.heads else "head_dim"
             expected = f"a divisor of the stage's width, which is {width}"
             raise bad_value(f"{where}: {name}", expected, dims.heads or dims.head_dim)
+
+
+def _check_group_widths(widths: tuple[int, ...], where: str) -> None:
+    for width in widths:
+        if width % _GROUPS:
+            raise bad_value(f"{where}: widths", f"multiples of {_GROUPS}", width)
+
+
+def _check_video(dims: Any, where: str) -> None:
+    """Check that the frames of a video make whole patches, and pools of a text whole heads."""
+    for name, divisor in (("frames", "patch_frames"), ("second_hidden", "pool_heads")):
+        size = getattr(dims, name, None)
+        part = getattr(dims, divisor, None)
+        if isinstance(size, int) and isinstance(part, int) and size % part:
+            raise bad_value(f"{where}: {name}", f"a multiple of {divisor}, which is {part}", size)
 
 
 def _check_decoder_heads(dims: Any, where: str) -> None:

@@ -34,7 +34,11 @@ from wattcast.workload.picture_pipeline import describe_pipeline
 DEFAULT_TOKENS = 128
 DECODE_GROUPS = 16
 # architectures that see a latent of the picture
-LATENT_NETWORKS = ("unet", "dit", "joint", "video", "vae_decoder")
+LATENT_NETWORKS = (
+    *("unet", "dit", "joint", "video"),
+    *("pixart", "hunyuan_dit", "cogvideo"),
+    "vae_decoder",
+)
 LATENT_SIDE = 8  # pixels of the picture to one of the latent
 _PHASES = {
     ModelKind.LANGUAGE: tuple(WorkloadPhase),

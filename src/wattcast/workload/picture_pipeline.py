@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from wattcast.core import Dtype
-from wattcast.options.run_options import ModelOptions, WorkloadPhase
+from wattcast.core import Dtype, bad_value
+from wattcast.options.run_options import SIZE_LIMIT, ModelOptions, WorkloadPhase
 
 DENOISER = "denoiser"  # the part of a picture that runs step by step
 _SEPARATOR = ": "  # between a part and the label that a block has in its model
@@ -32,6 +32,10 @@ class TextEncoder:
     tokens: int  # that a prompt is padded to
     prompts: int = 1  # passes: 2 where the negative prompt is encoded as well
 
+    def __post_init__(self) -> None:
+        _check_count(f"{self.model}: tokens", self.tokens)
+        _check_count(f"{self.model}: prompts", self.prompts)
+
 
 @dataclass(frozen=True)
 class PicturePipeline:
@@ -47,6 +51,9 @@ class PicturePipeline:
     widened_decoder: bool = False
     left_out: tuple[str, ...] = ()  # networks of the pipeline that are not included
 
+    def __post_init__(self) -> None:
+        _check_count("pipeline.steps", self.steps)
+
     @property
     def passes_of_step(self) -> int:
         """Passes of the denoiser in a step."""
@@ -56,6 +63,11 @@ class PicturePipeline:
     def batch_factor(self) -> int:
         """Latents that the denoiser sees for each picture."""
         return 2 if self.guidance is Guidance.BATCH else 1
+
+
+def _check_count(where: str, count: int) -> None:
+    if not 1 <= count < SIZE_LIMIT:
+        raise bad_value(where, f"a whole number from 1 to {SIZE_LIMIT - 1}", count)
 
 
 @dataclass(frozen=True)

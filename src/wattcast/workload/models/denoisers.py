@@ -55,9 +55,9 @@ def trace_unet(
             )
             angle = pointwise("mul", tape.empty((run.batch, 1), Dtype.FP32), rates)
             waves = cat([pointwise("sin", angle), pointwise("cos", angle)], -1).to(run.dtype)
-            time = _embed_vector(run, waves, 4 * dims.widths[0])
+            time = embed_vector(run, waves, 4 * dims.widths[0])
         if dims.added:
-            time = time + _embed_vector(
+            time = time + embed_vector(
                 run, tape.empty((run.batch, dims.added), run.dtype), 4 * dims.widths[0]
             )
         text = tape.empty((run.batch, dims.text_length, dims.text_hidden), run.dtype)
@@ -117,7 +117,7 @@ def trace_unet(
     program.section("unet", whole)
 
 
-def _embed_vector(
+def embed_vector(
     run: PassSettings,
     x: Tensor,
     width: int,
@@ -252,7 +252,7 @@ def trace_dit(
         x = x + tape.empty((1, x.shape[1], hidden), run.dtype)  # fixed sines, not learned
         with tape.scope("time"):
             waves = cat([tape.empty((run.batch, 128), run.dtype) for _ in range(2)], -1)
-            time = _embed_vector(run, waves, hidden)
+            time = embed_vector(run, waves, hidden)
         label = functional.embedding(
             tape.parameter(dims.classes + 1, hidden, dtype=run.dtype), (run.batch,)
         )
@@ -266,11 +266,9 @@ def trace_dit(
         """Attend, then feed forward, each shifted and scaled before and gated after by the
         signal.
         """
-        parts = _split_signal(run, signal, 6)
+        parts = split_signal(run, signal, 6)
         with tape.scope("attention"):
-            fused = layers.project(
-                run, _modulate_rows(x, parts[0], parts[1]), 3 * hidden, bias=True
-            )
+            fused = layers.project(run, modulate_rows(x, parts[0], parts[1]), 3 * hidden, bias=True)
             q, k, v = (
                 layers.split_heads(p, hidden // dims.heads) for p in fused.split(*[hidden] * 3)
             )
@@ -290,9 +288,9 @@ def trace_dit(
         signal: Tensor,
     ) -> Tensor:
         """Apply a last modulated norm, project to pixels, and put the patches back in place."""
-        shift, scale = _split_signal(run, signal, 2)
+        shift, scale = split_signal(run, signal, 2)
         pixels = dims.patch * dims.patch * 2 * dims.channels
-        return layers.project(run, _modulate_rows(x, shift, scale), pixels, bias=True).clone()
+        return layers.project(run, modulate_rows(x, shift, scale), pixels, bias=True).clone()
 
     program.stack(
         embed,
@@ -303,24 +301,35 @@ def trace_dit(
     )
 
 
-def _split_signal(
+def split_signal(
     run: PassSettings,
     signal: Tensor,
     count: int,
+    width: int = 0,
 ) -> list[Tensor]:
-    """Project the signal to ``count`` shifts, scales and gates."""
-    width = signal.shape[-1]
+    """Project the signal to ``count`` shifts, scales and gates; by default each is as wide as the
+    signal.
+    """
+    width = width or signal.shape[-1]
     control = layers.project(run, functional.activation("silu", signal), count * width, bias=True)
     return [part.unsqueeze(1) for part in control.split(*[width] * count)]
 
 
-def _modulate_rows(
+def modulate_rows(
     x: Tensor,
     shift: Tensor,
     scale: Tensor,
 ) -> Tensor:
     """Compute norm(x)·(1 + scale) + shift, the norm without weights."""
-    return functional.layer_norm(x, None, None) * (scale + 1.0) + shift
+    return modulate(functional.layer_norm(x, None, None), shift, scale)
+
+
+def modulate(
+    normed: Tensor,
+    shift: Tensor,
+    scale: Tensor,
+) -> Tensor:
+    return normed * (scale + 1.0) + shift
 
 
 @dataclass(frozen=True)
@@ -342,6 +351,7 @@ class JointDims:
         int, ...
     ] = ()  # values of a head that each axis of positions rotates; none: positions are added
     guidance: bool = False  # whether the strength of guidance is given beside the time
+    dual_layers: int = 0  # first ones, in which the picture attends to itself as well (SD3.5)
     text_hidden: int = 4096
     channels: int = 16
     patch: int = 2
@@ -388,15 +398,24 @@ def trace_joint(
         x: Tensor,
         signal: Tensor,
     ) -> Tensor:
-        scale, shift = _split_signal(run, signal, 2)
-        modulated = _modulate_rows(x, shift, scale)
+        scale, shift = split_signal(run, signal, 2)
+        modulated = modulate_rows(x, shift, scale)
         out = layers.project(run, modulated, dims.patch**2 * dims.channels, bias=True)
         return out if dims.axes else out.clone()
 
     two_streams = partial(_attend_two, dims, run)
     x, text, signal, *angles = program.section("embedding", embed)
     conditions = [signal, *angles]
-    doubled = dims.layers - (not dims.single_layers)
+    doubled = dims.layers - (not dims.single_layers) - dims.dual_layers
+    if dims.dual_layers:
+        x, text = program.section(
+            "dual layers",
+            partial(two_streams, dual=True),
+            x,
+            text,
+            *conditions,
+            repeat=dims.dual_layers,
+        )
     x, text = program.section(
         "layers",
         two_streams,
@@ -449,11 +468,11 @@ def _embed_joint(
         x = x.view(run.batch, hidden, tokens).transpose(1, 2)
         x = (x + tape.empty((1, tokens, hidden), run.dtype).clone()).contiguous()
     with tape.scope("time"):
-        signal = _embed_waves(run, tape, hidden)
+        signal = embed_waves(run, tape, hidden)
         for _ in range(dims.guidance):
-            signal = signal + _embed_waves(run, tape, hidden)
+            signal = signal + embed_waves(run, tape, hidden)
         summary = tape.empty((run.batch, dims.pooled), run.dtype)
-        signal = signal + _embed_vector(run, summary, hidden)
+        signal = signal + embed_vector(run, summary, hidden)
     text = tape.empty((run.batch, dims.text_length, dims.text_hidden), run.dtype)
     text = layers.project(run, text, hidden, bias=True)
     if not dims.axes:
@@ -473,8 +492,8 @@ def _run_one_stream(
     """Attend and feed forward side by side over text and picture as one row of tokens."""
     hidden = dims.hidden
     joined = cat([text, x], 1)
-    shift, scale, gate = _split_signal(run, signal, 3)
-    normed = _modulate_rows(joined, shift, scale)
+    shift, scale, gate = split_signal(run, signal, 3)
+    normed = modulate_rows(joined, shift, scale)
     wide = layers.project(run, normed, int(hidden * dims.mlp_ratio), bias=True)
     wide = functional.activation("gelu_tanh", wide)
     with tape.scope("attention"):
@@ -495,7 +514,7 @@ def _project_thrice(
     return [layers.project(run, x, width, bias=True) for _ in range(3)]
 
 
-def _embed_waves(
+def embed_waves(
     run: PassSettings,
     tape: Tape,
     width: int,
@@ -510,7 +529,7 @@ def _embed_waves(
     )
     sines_and_cosines = cat([pointwise("sin", angle), pointwise("cos", angle)], -1)
     halves = sines_and_cosines.split(waves // 2, waves // 2)
-    return _embed_vector(run, cat(halves[::-1], -1).to(run.dtype), width)
+    return embed_vector(run, cat(halves[::-1], -1).to(run.dtype), width)
 
 
 def _rotate_axes(
@@ -544,16 +563,20 @@ def _attend_two(
     signal: Tensor,
     *angles: Tensor,
     last: bool = False,
+    dual: bool = False,
 ) -> list[Tensor]:
     """Attend over picture and text together, feed each forward by weights of its own, and return
     both.
 
-    ``last``: the picture alone.
+    ``last``: the picture alone. ``dual``: the picture also attends to itself alone.
     """
-    picture_parts = _split_signal(run, signal, 6)
-    text_parts = _split_signal(run, signal, 2 if last else 6)
-    normed_picture = _modulate_rows(x, picture_parts[0], picture_parts[1])
-    normed_text = _modulate_rows(text, text_parts[0], text_parts[1])
+    picture_parts = split_signal(run, signal, 9 if dual else 6)
+    text_parts = split_signal(run, signal, 2 if last else 6)
+    normed = functional.layer_norm(x, None, None)
+    normed_picture = modulate(normed, picture_parts[0], picture_parts[1])
+    if dual:
+        normed_alone = modulate(normed, picture_parts[6], picture_parts[7])
+    normed_text = modulate_rows(text, text_parts[0], text_parts[1])
     with tape.scope("attention"):
         streams = [
             _project_thrice(run, normed_picture, dims.hidden),
@@ -563,7 +586,13 @@ def _attend_two(
         attended = layers.project(run, picture_out, dims.hidden, bias=True)
         if not last:
             attended_text = layers.project(run, text_out, dims.hidden, bias=True)
-    x = _feed_gated(run, x + picture_parts[2] * attended, picture_parts, dims.mlp_ratio)
+    x = x + picture_parts[2] * attended
+    if dual:
+        with tape.scope("attention2"):
+            stream = _project_thrice(run, normed_alone, dims.hidden)
+            alone = _attend_joint(dims, run, [stream], angles)
+            x = x + picture_parts[8] * layers.project(run, alone, dims.hidden, bias=True)
+    x = _feed_gated(run, x, picture_parts, dims.mlp_ratio)
     if last:
         return [x]
     text = text + text_parts[2] * attended_text
@@ -602,7 +631,7 @@ def _feed_gated(
     with x.tape.scope("mlp"):
         width = int(x.shape[-1] * mlp_ratio)
         return x + parts[5] * layers.feed_forward(
-            run, _modulate_rows(x, parts[3], parts[4]), width, "gelu_tanh"
+            run, modulate_rows(x, parts[3], parts[4]), width, "gelu_tanh"
         )
 
 
@@ -698,8 +727,8 @@ def trace_video(
         x: Tensor,
         time: Tensor,
     ) -> Tensor:
-        shift, scale = _add_table(tape, run, time.unsqueeze(1), 2)
-        out = _modulate_rows(x.to(Dtype.FP32), shift, scale).to(x.dtype)
+        shift, scale = add_table(tape, run, time.unsqueeze(1), 2)
+        out = modulate_rows(x.to(Dtype.FP32), shift, scale).to(x.dtype)
         return layers.project(run, out, dims.patch**2 * dims.channels, bias=True).clone()
 
     program.section("head", head, x, time)
@@ -726,12 +755,12 @@ def _embed_video(
     x = x.view(run.batch, dims.frames, dims.hidden, rows * columns).transpose(2, 3)
     x = x.reshape(run.batch, dims.frames * rows * columns, dims.hidden)
     with tape.scope("time"):
-        time = _embed_waves(run, tape, dims.hidden)
+        time = embed_waves(run, tape, dims.hidden)
         signal = layers.project(
             run, functional.activation("silu", time), 6 * dims.hidden, bias=True
         )
     text = tape.empty((run.batch, dims.text_length, dims.text_hidden), run.dtype)
-    text = _embed_vector(run, text, dims.hidden, "gelu_tanh")
+    text = embed_vector(run, text, dims.hidden, "gelu_tanh")
     return [x, text, signal.view(run.batch, 6, dims.hidden), time]
 
 
@@ -746,9 +775,9 @@ def _video_layer(
     """Attend over the video, then to the text, then feed forward; sums and norms are computed in
     fp32.
     """
-    parts = _add_table(tape, run, signal.to(Dtype.FP32), 6)
+    parts = add_table(tape, run, signal.to(Dtype.FP32), 6)
     with tape.scope("attention"):
-        normed = _modulate_rows(x.to(Dtype.FP32), parts[0], parts[1]).to(x.dtype)
+        normed = modulate_rows(x.to(Dtype.FP32), parts[0], parts[1]).to(x.dtype)
         x = _add_wide(x, _attend_video(dims, run, normed, normed), parts[2])
     with tape.scope("text"):
         wide = x.to(Dtype.FP32)
@@ -757,7 +786,7 @@ def _video_layer(
     with tape.scope("mlp"):
         out = layers.feed_forward(
             run,
-            _modulate_rows(x.to(Dtype.FP32), parts[3], parts[4]).to(x.dtype),
+            modulate_rows(x.to(Dtype.FP32), parts[3], parts[4]).to(x.dtype),
             dims.intermediate,
             "gelu_tanh",
         )
@@ -789,7 +818,7 @@ def _attend_video(
     return layers.project(run, out, dims.hidden, bias=True)
 
 
-def _add_table(
+def add_table(
     tape: Tape,
     run: PassSettings,
     signal: Tensor,
