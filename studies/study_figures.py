@@ -440,6 +440,13 @@ def _find_reference() -> Path:
     return folder
 
 
+def show_pictures(column: str) -> str:
+    """Return the mean error of whole pictures by ML.ENERGY's on a B200."""
+    from studies.published_pictures import show_error
+
+    return show_error(column)
+
+
 # Commands
 
 
@@ -588,12 +595,17 @@ FIGURES: dict[str, Callable[[], str]] = {
     "study.collective-spread": show_collective_spread,
     "study.traffic-cells": show_traffic_cells,
     "study.drafted-steps": show_drafted_steps,
+    "study.pictures-b200.latency": lambda: show_pictures("latency_s"),
+    "study.pictures-b200.power": lambda: show_pictures("power_w"),
+    "study.pictures-b200.energy": lambda: show_pictures("energy_j"),
 }
 
 
 _SLOW = ("capped-kernels", "capped-rows", "counter-design", "side-by-side")
 _SETTLED = ("settled-products", "settled-attention", "settled-convolutions")
-_REFERENCE = ("explorations", "titanx-oracle")  # by measurements of others
+# By measurements of others
+_PICTURES = tuple(f"pictures-b200.{name}" for name in ("latency", "power", "energy"))
+_REFERENCE = ("explorations", "titanx-oracle", *_PICTURES)
 _NOT_QUICK = {f"study.{name}" for name in (*_SLOW, *_SETTLED, *_REFERENCE)}
 QUICK = tuple(name for name in FIGURES if name not in _NOT_QUICK)
 
