@@ -134,6 +134,12 @@ def test_only_what_a_pipeline_widens_is_widened() -> None:
     assert formats == {Dtype.FP16: ["fp16"] * 3 + ["fp32"], Dtype.BF16: ["bf16"] * 4}
 
 
+def test_a_model_shows_its_pipeline(call) -> None:
+    said = call("models", "show", "wan2.1-1.3b").out
+    assert "a clip: umt5-xxl-encoder on 512 tokens, 50 denoising steps, no decoder here" in said
+    assert "WanPipeline" in said
+
+
 def test_a_step_is_still_to_be_had() -> None:
     step = build_graph("flux.1-dev", STEP)
     assert (step.item, step.items, step.parts) == ("denoising step", 1, ())

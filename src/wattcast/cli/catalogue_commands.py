@@ -301,7 +301,10 @@ def show_model(
     graph = load_workload.load_workload(workload, chosen)
     model = load_workload.find_model(workload)
     memory = _describe_memory(model, chosen, capacity)
-    about = None if model is None else _model_summary(model) | {"dims": asdict(model.dims)}
+    about = None
+    if model is not None:
+        pipeline = None if model.pipeline is None else asdict(model.pipeline)
+        about = _model_summary(model) | {"dims": asdict(model.dims), "pipeline": pipeline}
     return CommandOutput(
         lambda: summarise_graph(graph) | {"model": about, "memory": memory},
         lambda console: _print_graph(console, graph, about, memory),
@@ -399,6 +402,14 @@ def summarise_graph(graph: Graph) -> dict[str, Any]:
     }
 
 
+def _describe_pipeline(pipeline: dict[str, Any]) -> str:
+    """Say what makes a whole picture with a denoiser, and where that is from."""
+    encoders = [f"{part['model']} on {part['tokens']} tokens" for part in pipeline["encoders"]]
+    decoder = pipeline["decoder"] or "no decoder here"
+    parts = ", ".join([*encoders, f"{pipeline['steps']} denoising steps", decoder])
+    return escape(f"a {pipeline['item']}: {parts}\nsource: {pipeline['source']}\n")
+
+
 def _print_graph(
     console: Console,
     graph: Graph,
@@ -414,6 +425,8 @@ def _print_graph(
         )
         dims = ", ".join(f"{name} {value}" for name, value in about["dims"].items() if value)
         console.print(f"{escape(dims)}\nsource: {escape(about['source'])}\n", style="dim")
+        if about["pipeline"] is not None:
+            console.print(_describe_pipeline(about["pipeline"]), style="dim")
     console.print(f"[bold]{escape(graph.name)}[/bold]")
     totals = {"operators issued": str(sums.calls), "arithmetic": show(sums.flop, "flop")}
     totals |= {"products, as run": show(sums.product_flop, "flop")}

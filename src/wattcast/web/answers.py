@@ -149,7 +149,7 @@ class ViewOut(msgspec.Struct):
     wattcast: str
     prediction: PredictionOut  # with the operators of most energy
     more_ops: int
-    phase: str
+    phase: str  # of a model; empty for a whole picture
     item: str  # what is counted where it is not tokens
     capacity_byte: float
     roofs: dict[str, float]  # peak FLOP/s by pipe
@@ -244,7 +244,7 @@ def view_to_output(seen: configuration_view.ConfigurationView) -> ViewOut:
         wattcast=__version__,
         prediction=shown,
         more_ops=len(p.basis.timeline.calls) - len(shown.ops),
-        phase=str(p.basis.graph.phase),
+        phase="" if p.parts else str(p.basis.graph.phase),
         item=p.basis.graph.item,
         capacity_byte=float(np.mean(seen.gpu.memory.capacity_byte)),
         roofs=find_roofs(p, seen.gpu),
