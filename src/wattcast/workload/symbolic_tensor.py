@@ -220,7 +220,11 @@ class Tensor:
         )
 
         def back(*grads: Tensor | None) -> Tensor:
-            return cat([grad for grad in grads if grad is not None], -1)
+            whole = []
+            for part, grad in zip(parts, grads, strict=True):
+                # autograd fills in zeros for a part that nothing used
+                whole.append(fill(self.tape, part.shape, part.dtype) if grad is None else grad)
+            return cat(whole, -1)
 
         self.tape.record(parts, (self,), back)
         return parts
