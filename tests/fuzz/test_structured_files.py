@@ -172,6 +172,7 @@ def _list_models() -> dict[str, Document]:
         "pixart-sigma",
         "hunyuan-dit",
         "cogvideox1.5-5b",
+        "hunyuan-video",
         "flux-vae-decoder",
         "clip-l-text",
         "mobilevit-s",

@@ -27,6 +27,10 @@ SMALL = {
     "hunyuan-dit": ({"layers": 4}, 32),
     "cogvideox-2b": ({"layers": 2, "frames": 3, "image": 16, "columns": 24}, 16),
     "cogvideox1.5-5b": ({"layers": 2, "frames": 4, "image": 16, "columns": 24}, 16),
+    "hunyuan-video": (
+        {"layers": 2, "single_layers": 2, "frames": 3, "image": 16, "columns": 24},
+        16,
+    ),
     "wan2.1-1.3b": ({"layers": 2, "frames": 3, "image": 16, "columns": 24}, 16),
 }
 
@@ -192,6 +196,38 @@ def make_cogvideo(dims: Any, image: int, text: Any) -> tuple[Any, dict[str, Any]
     return module, given
 
 
+def make_hunyuan_video(dims: Any, image: int, text: Any) -> tuple[Any, dict[str, Any]]:
+    from diffusers import HunyuanVideoTransformer3DModel
+
+    module = HunyuanVideoTransformer3DModel(
+        num_layers=dims.layers,
+        num_single_layers=dims.single_layers,
+        num_attention_heads=dims.heads,
+    )
+    # a patch of one frame: the convolution over time is one over pictures
+    flat = torch.nn.Conv2d(dims.channels, dims.hidden, dims.patch, dims.patch)
+
+    class PatchEmbed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.proj = flat
+
+        def forward(self, x: Any) -> Any:
+            frames = x.transpose(1, 2).reshape(-1, dims.channels, *x.shape[3:])
+            patches = self.proj(frames).view(BATCH, dims.frames, dims.hidden, -1)
+            return patches.transpose(2, 3).reshape(BATCH, -1, dims.hidden)
+
+    module.x_embedder = PatchEmbed()
+    return module, {
+        "hidden_states": empty(BATCH, dims.channels, dims.frames, image, dims.columns),
+        "timestep": integers(BATCH),
+        "encoder_hidden_states": text,
+        "encoder_attention_mask": integers(BATCH, dims.text_length),
+        "pooled_projections": empty(BATCH, dims.pooled),
+        "guidance": empty(BATCH),
+    }
+
+
 def empty(*shape: int) -> Any:
     return torch.empty(shape, dtype=torch.bfloat16)
 
@@ -213,6 +249,7 @@ COUNTED = {
     "hunyuan-dit": (180_409_155_584, 97, 257),
     "cogvideox-2b": (197_517_500_416, 38, 82),
     "cogvideox1.5-5b": (399_433_203_712, 38, 116),
+    "hunyuan-video": (1_264_890_937_344, 89, 382),
     "wan2.1-1.3b": (139_033_313_280, 46, 114),
 }
 MAKERS = {
@@ -222,6 +259,7 @@ MAKERS = {
     "pixart": make_pixart,
     "hunyuan_dit": make_hunyuan_dit,
     "cogvideo": make_cogvideo,
+    "hunyuan_video": make_hunyuan_video,
 }
 
 

@@ -10,7 +10,7 @@ import yaml
 
 from wattcast.core import Dtype
 from wattcast.core.errors import BadInput
-from wattcast.options.run_options import ModelOptions, WorkloadPhase
+from wattcast.options.run_options import ModelOptions, OutputHead, WorkloadPhase
 from wattcast.workload import build_graph
 from wattcast.workload.build_model import compute_footprint
 from wattcast.workload.graph import Graph, compute_totals, count_operators
@@ -66,7 +66,7 @@ def test_a_picture_is_the_sum_of_its_parts(name: str) -> None:
     passes = 6 if pipeline.guidance is Guidance.PASSES else 3
     expected = [(DENOISER, build_graph(name, replace(STEP, batch=batch)), passes)]
     for encoder in pipeline.encoders:
-        alone = build_graph(encoder.model, replace(STEP, seq=encoder.tokens))
+        alone = build_graph(encoder.model, replace(STEP, seq=encoder.tokens, head=OutputHead.NONE))
         expected.append((encoder.model, alone, encoder.prompts))
     if pipeline.decoder is not None:
         image = resolve_options(model, ModelOptions())[0].image
@@ -85,6 +85,8 @@ def test_a_picture_is_the_sum_of_its_parts(name: str) -> None:
     assert picture.item == pipeline.item
     assert picture.items == 1
     assert any("never measured" in sentence for sentence in picture.assumptions)
+    lacks_decoder = [line for line in picture.assumptions if "decoder is not included" in line]
+    assert bool(lacks_decoder) == (pipeline.decoder is None)
 
 
 @pytest.mark.parametrize("name", PIPELINES)

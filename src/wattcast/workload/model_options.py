@@ -36,7 +36,7 @@ DECODE_GROUPS = 16
 # architectures that see a latent of the picture
 LATENT_NETWORKS = (
     *("unet", "dit", "joint", "video"),
-    *("pixart", "hunyuan_dit", "cogvideo"),
+    *("pixart", "hunyuan_dit", "cogvideo", "hunyuan_video"),
     "vae_decoder",
 )
 LATENT_SIDE = 8  # pixels of the picture to one of the latent

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from wattcast.core import Dtype, bad_value
-from wattcast.options.run_options import SIZE_LIMIT, ModelOptions, WorkloadPhase
+from wattcast.options.run_options import SIZE_LIMIT, ModelOptions, OutputHead, WorkloadPhase
 
 DENOISER = "denoiser"  # the part of a picture that runs step by step
 _SEPARATOR = ": "  # between a part and the label that a block has in its model
@@ -88,7 +88,13 @@ def list_part_runs(pipeline: PicturePipeline, options: ModelOptions) -> list[Par
     part = replace(options, phase=WorkloadPhase.FORWARD, steps=None)
     runs = []
     for encoder in pipeline.encoders:
-        text = replace(part, image=None, seq=encoder.tokens, channels_last=False)
+        text = replace(
+            part,
+            image=None,
+            seq=encoder.tokens,
+            head=OutputHead.NONE,
+            channels_last=False,
+        )
         runs.append(PartRun(encoder.model, encoder.model, text, encoder.prompts))
 
     assert options.steps is not None, "the steps are chosen before the parts"
@@ -139,9 +145,9 @@ def describe_pipeline(pipeline: PicturePipeline, options: ModelOptions) -> list[
         words.append(f"{encoder.model}: once on {encoder.tokens} tokens, padded{twice}")
     if pipeline.widened_decoder and options.dtype is Dtype.FP16:
         words.append(f"{pipeline.decoder}: in fp32, whose range it needs")
-    left_out = ["tokenizer", "sampler", *pipeline.left_out]
     if pipeline.decoder is None:
-        left_out.append(f"the decoder, so that this is less than a {item} takes")
+        words.append(f"careful: the decoder is not included, so that a {item} takes more than this")
+    left_out = ["tokenizer", "sampler", *pipeline.left_out]
     words.append(f"not included in a {item}: {', '.join(left_out)}, loading and saving")
     words.append(f"a whole {item} was never measured: the sum of its parts")
     return words

@@ -656,8 +656,9 @@ def _attend_joint(
         heads[0] if len(heads) == 1 else [cat(same, axis) for same in zip(*heads, strict=True)]
     )
     if dims.axes:
+        tables = spread_tables(angles)
         q, k, v = (
-            t.transpose(1, 2) for t in (_rotate_pairs(q, *angles), _rotate_pairs(k, *angles), v)
+            t.transpose(1, 2) for t in (rotate_pairs(q, *tables), rotate_pairs(k, *tables), v)
         )
     return layers.attend(
         run,
@@ -668,18 +669,24 @@ def _attend_joint(
     )
 
 
-def _rotate_pairs(
+def rotate_pairs(
     x: Tensor,
     cos: Tensor,
     sin: Tensor,
 ) -> Tensor:
-    """Rotate neighbouring values of every head in fp32, ``[batch, length, heads, dim]``."""
-    cos, sin = (t.unsqueeze(1) for t in (cos, sin))
+    """Rotate neighbouring values of every head in fp32; tables ``[length, dim]`` hold for all
+    heads.
+    """
     half = x.shape[-1] // 2
     odd = x.slice(-1, 0, half)
     even = x.slice(-1, half, 2 * half)
     turned = cat([-odd, even], -1)
     return (x.to(Dtype.FP32) * cos + turned.to(Dtype.FP32) * sin).to(x.dtype)
+
+
+def spread_tables(tables: Sequence[Tensor]) -> list[Tensor]:
+    """Return rotary tables for heads that come after tokens, ``[batch, length, heads, dim]``."""
+    return [table.unsqueeze(1) for table in tables]
 
 
 @dataclass(frozen=True)

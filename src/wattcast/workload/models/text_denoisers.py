@@ -13,6 +13,7 @@ from wattcast.workload.models.denoisers import (
     embed_vector,
     embed_waves,
     modulate_rows,
+    rotate_pairs,
 )
 from wattcast.workload.program import PassSettings, Program
 from wattcast.workload.symbolic_tensor import (
@@ -324,16 +325,3 @@ def _attend_rotated(
         k = rotate_pairs(k, *tables)
     out = layers.attend(run, q, k, v, causal=False)
     return layers.project(run, out, dims.hidden, bias=True) * 1.0
-
-
-def rotate_pairs(
-    x: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-) -> Tensor:
-    """Rotate neighbouring values of every head in fp32, ``[batch, heads, length, dim]``."""
-    half = x.shape[-1] // 2
-    odd = x.slice(-1, 0, half)
-    even = x.slice(-1, half, 2 * half)
-    turned = cat([-odd, even], -1)
-    return (x.to(Dtype.FP32) * cos + turned.to(Dtype.FP32) * sin).to(x.dtype)
