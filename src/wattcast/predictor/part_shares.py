@@ -44,13 +44,13 @@ def share_parts(basis: PredictionBasis) -> tuple[PartShare, ...]:
 
     shape = basis.totals.power_w.shape
     shares = []
-    for part, parts_own in zip(basis.graph.parts, spent, strict=True):
+    for part, kernels in zip(basis.graph.parts, spent, strict=True):
         even = np.full(np.shape(waiting_s), 1.0 / len(spent))
         gap_share = np.divide(
-            parts_own.waiting_s, waiting_s, out=even, where=np.asarray(waiting_s) > 0.0
+            kernels.waiting_s, waiting_s, out=even, where=np.asarray(waiting_s) > 0.0
         )
-        part_s = np.broadcast_to(parts_own.busy_s + gap_share * gap_s, shape)
-        part_j = np.broadcast_to(parts_own.kernel_j + gap_share * basis.detail.gap_j, shape)
+        part_s = np.broadcast_to(kernels.busy_s + gap_share * gap_s, shape)
+        part_j = np.broadcast_to(kernels.kernel_j + gap_share * basis.detail.gap_j, shape)
         shares.append(PartShare(part.name, part.runs, _to_plain(part_s), _to_plain(part_j)))
     return tuple(shares)
 
