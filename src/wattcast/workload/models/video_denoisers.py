@@ -415,16 +415,23 @@ def _attend_one(
     tokens = joined.shape[1]
     pieces = [normed.slice(1, 0, video_tokens), normed.slice(1, video_tokens, tokens)]
     q, k, v = _project_heads(dims, run, cat(pieces, 1), ())
-    turned = []
-    for part in (q, k):
-        video = rotate_pairs(part.slice(1, 0, video_tokens), *spread_tables(tables))
-        turned.append(cat([video, part.slice(1, video_tokens, tokens)], 1))
-    out = _attend_masked(run, *turned, v, mask)
+    q, k = [_rotate_video(part, video_tokens, tables) for part in (q, k)]
+    out = _attend_masked(run, q, k, v, mask)
     merged = cat(
         [cat([out.slice(1, 0, video_tokens), out.slice(1, video_tokens, tokens)], 1), wide], 2
     )
     joined = gate * layers.project(run, merged, dims.hidden, bias=True) + joined
     return [joined.slice(1, 0, video_tokens), joined.slice(1, video_tokens, tokens)]
+
+
+def _rotate_video(
+    heads: Tensor,
+    video_tokens: int,
+    tables: Sequence[Tensor],
+) -> Tensor:
+    """Rotate the tokens of the video, which come first, and join those of the text again."""
+    video = rotate_pairs(heads.slice(1, 0, video_tokens), *spread_tables(tables))
+    return cat([video, heads.slice(1, video_tokens, heads.shape[1])], 1)
 
 
 def _project_heads(
