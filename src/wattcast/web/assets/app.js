@@ -335,9 +335,8 @@ function buildRest() {
 }
 
 function addSecond() {
-  const other = { ...config() }, names = state.configs.map((c) => c.gpu);
+  const other = { ...config(), clock_hz: null, power_limit_w: null }, names = state.configs.map((c) => c.gpu);
   other.gpu = ["h100-sxm", "b200", "l40s", "a100-sxm-80gb", "mi300x"].find((name) => !names.includes(name)) || other.gpu;
-  Object.assign(other, { clock_hz: null, power_limit_w: null });
   state.configs.push(other);
   state.selected = state.configs.length - 1;
   state.tab = "compare";
@@ -366,7 +365,6 @@ async function start() {
     catalogue = await answer.json();
   } catch (error) { complain("catalogue", `The catalogue did not come: ${error.message}`); return; }
   buildAsk();
-  $("draft-models").replaceChildren(...catalogue.models.filter((m) => m.kind === "language").map((m) => element("option", { value: m.name })));
   fill();
   if (state.tab === "gpus") refresh();
   document.documentElement.dataset.ready = "";
