@@ -61,7 +61,13 @@ def judge_dependent(reference: Path, name: str, framework: str, gpu: str, models
         ("tensor_overlap", "mbridge", "H100", "llama3", 4, 0.036),
         ("expert_host", "mbridge", "H100", "qwen3", 3, 0.2),
         ("blackwell_attention", "mbridge", "GB200", "llama3", 5, 0.066),
-        ("blackwell_attention", "mbridge", "GB200", "llama3", 5, BIAS),
+        pytest.param(
+            *("blackwell_attention", "mbridge", "GB200", "llama3", 5, BIAS),
+            marks=pytest.mark.xfail(
+                strict=True,
+                reason="3.5 % too slow since the GB200's quantising was fitted without long rows",
+            ),
+        ),
     ],
     ids=[
         "persistent_slowed",
