@@ -3,7 +3,8 @@
 Run: ``python -m studies.published_pictures`` (seconds; WATTCAST_REFERENCE names the measurements).
 
 Prints a row for each published run on one GPU of a model whose pictures have all large parts here,
-and the mean errors of time, watts and joules. Nothing was fitted to these rows or chosen by them.
+and the mean errors of time, watts and joules. No time or power was fitted to these rows or chosen
+by them, but the width of the intervals of pictures was (``coefficients/pictures.yaml``).
 Videos are left out: their decoders are not included. The published rows name neither the version
 of the software nor its kernel of attention.
 """
@@ -41,6 +42,7 @@ class JudgedPicture:
     latency_s: tuple[float, float]
     power_w: tuple[float, float]
     energy_j: tuple[float, float]  # a picture
+    ends: dict[str, tuple[float, float]]  # of the predicted intervals of a batch
 
 
 @cache
@@ -76,6 +78,10 @@ def _judge_row(row: dict[str, str]) -> JudgedPicture:
         (float(row["batch_latency_s"]), p.latency_s),
         (float(row["avg_power_watts"]), p.power_w),
         (float(row["energy_per_image_joules"]), p.energy_j_per_item),
+        {
+            "latency_s": tuple(p.interval.latency_s.tolist()),
+            "power_w": tuple(p.interval.power_w.tolist()),
+        },
     )
 
 

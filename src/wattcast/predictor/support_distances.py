@@ -16,6 +16,7 @@ from typing import cast
 
 import numpy as np
 
+from wattcast.coefficients import Coefficients, load_coefficients
 from wattcast.core.arrays import (
     Array,
     index_distinct,
@@ -36,6 +37,16 @@ from wattcast.predictor.timeline import compute_latency_s
 from wattcast.predictor.unmeasured_kernels import SUPPORT
 from wattcast.workload.model_options import SoftwareStack
 from wattcast.workload.operator_types import Collective
+
+
+class PictureCoefficients(Coefficients):
+    """How far whole pictures lie from the sum of their parts: half-widths of logarithms."""
+
+    latency_spread: float
+    power_spread: float
+
+
+PICTURES = load_coefficients("pictures", PictureCoefficients)
 
 _ANY_CLOCK_HZ = (1.0, 1e18)  # of a family whose clocks are not known
 _CHANGE_ENDS = (-0.5, 1.0)  # of power by temperature, beyond which the law of idle power is not
@@ -362,17 +373,21 @@ def _measure_software(basis: PredictionBasis) -> Iterator[SupportDistance]:
             stack_ends,
         )
 
-    if graph.parts and bundle.status is FitStatus.MEASURED:
+    if graph.parts:
         reason = (
             f"a whole {graph.item} was never measured on the {bundle.gpu}, nor was a denoising "
             "step: only kernels like theirs"
+        )
+        ends = (
+            *(PICTURES.latency_spread, PICTURES.latency_spread),
+            *(PICTURES.power_spread, PICTURES.power_spread),
         )
         yield SupportDistance(
             "parts",
             everything,
             nothing,
             reason,
-            _NO_WIDENING,
+            np.array(ends),
         )
 
     if graph.gpu_count > 1:
