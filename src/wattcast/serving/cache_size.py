@@ -76,14 +76,7 @@ def measure_cache(
     weight_byte = sum(need.weight_byte for need in needs)
     step_byte = max(need.activation_byte + need.workspace_byte for need in needs)
     memory_byte = load_host_times().visible_memory * float(np.min(gpu.memory.capacity_byte))
-    usable_byte = memory_byte * setting.memory_utilisation
-    if setting.share is MemoryShare.ALL:
-        cache_byte = usable_byte - weight_byte - step_byte
-    elif setting.share is MemoryShare.STATIC:
-        cache_byte = usable_byte - weight_byte
-    else:
-        free_byte = memory_byte - weight_byte - step_byte
-        cache_byte = setting.memory_utilisation * free_byte
+    cache_byte = _leave_for_cache(memory_byte, weight_byte, step_byte, setting)
     byte_per_token = sum(need.cache_byte for need in needs) / max_tokens
     tokens = _NO_ATTENTION_LIMIT
     prefix_caching = setting.prefix_caching
@@ -98,21 +91,47 @@ def measure_cache(
     if tokens < groups.block_tokens:
         cards = "the" if options.gpu_count == 1 else "each"
         owner = model.name if draft is None else f"{model.name} and its draft {draft.name}"
+        usable_byte = memory_byte * setting.memory_utilisation
         raise WattcastError(
             f"{owner}: weights of {1e-9 * weight_byte:.1f} GB leave no room for "
             "a cache in "
             f"{1e-9 * usable_byte:.1f} GB of {cards} {gpu.name}. "
             "Use more GPUs (tp, pp) or a smaller number format (--quantization)."
         )
-    content = f"{tokens} tokens"
-    if groups.count > 1 or groups.states:
-        blocks = f"{tokens // groups.block_tokens} blocks of {groups.block_tokens} tokens"
-        prefixes = "" if prefix_caching else ", without a cache of prefixes"
-        group_count = groups.count + groups.states
-        content = f"{blocks} of one of {group_count} groups of layers{prefixes}"
+    content = _describe_tokens(tokens, groups, prefix_caching)
     owners = "" if draft is None else " of both models"
     note = f"cache: {content}, {_describe_share(setting, owners)}"
     return CacheSize(tokens, byte_per_token, note, groups)
+
+
+def _leave_for_cache(
+    memory_byte: float,
+    weight_byte: float,
+    step_byte: float,
+    setting: CacheSetting,
+) -> float:
+    """Return the memory that an engine leaves for its cache, by what its share holds."""
+    usable_byte = memory_byte * setting.memory_utilisation
+    if setting.share is MemoryShare.ALL:
+        return usable_byte - weight_byte - step_byte
+    if setting.share is MemoryShare.STATIC:
+        return usable_byte - weight_byte
+    free_byte = memory_byte - weight_byte - step_byte
+    return setting.memory_utilisation * free_byte
+
+
+def _describe_tokens(
+    tokens: int,
+    groups: CacheGroups,
+    prefix_caching: bool | None,
+) -> str:
+    """Say how many tokens a cache holds, or blocks where layers keep different things."""
+    if groups.count == 1 and not groups.states:
+        return f"{tokens} tokens"
+    blocks = f"{tokens // groups.block_tokens} blocks of {groups.block_tokens} tokens"
+    prefixes = "" if prefix_caching else ", without a cache of prefixes"
+    group_count = groups.count + groups.states
+    return f"{blocks} of one of {group_count} groups of layers{prefixes}"
 
 
 def _largest_step(options: ModelOptions, max_tokens: int) -> ModelOptions:

@@ -43,6 +43,7 @@ from wattcast.predictor.api import (
     predict,
 )
 from wattcast.predictor.machine_factors import UNTOLD
+from wattcast.predictor.prediction import Prediction
 from wattcast.predictor.prices import Prices, read_prices
 from wattcast.predictor.runnable_checks import check_power_limit
 from wattcast.serving.arrivals import (
@@ -174,6 +175,7 @@ def simulate(
     limit_w = settings.read_number("power_limit_w")
     if not settings.force:
         check_power_limit(chip, OperatingPoint(power_limit_w=limit_w))
+
     costs = _tabulate_engine(
         spec,
         draft,
@@ -193,14 +195,9 @@ def simulate(
         prices,
     )
     first = results[0]
-    model_interval = measure_model_interval(
-        spec,
-        chip,
-        run,
-        first,
-        chosen[MachineOptions],
-        (draft, chosen[EngineOptions].speculative_tokens),
-    )
+    drafting = (draft, chosen[EngineOptions].speculative_tokens)
+    machine = chosen[MachineOptions]
+    model_interval = measure_model_interval(spec, chip, run, first, machine, drafting)
     notes = [drawn.rejection] if drawn.rejection else []
     notes += describe_scheduler(chip.engine)
     return replace(
@@ -718,6 +715,7 @@ def measure_model_interval(
         steps += float(run.segments["steps"][decodes > 0].sum())
     batch = max(round(sequences / max(steps, 1.0)), 1)
     context = max(int((result.trace.prompt_tokens + result.trace.output_tokens / 2).mean()), 1)
+
     members = [(spec, options, 1)]
     draft, passes = drafting
     if draft is not None:
@@ -737,7 +735,13 @@ def measure_model_interval(
             power_factor=machine.power_factor,
         )
         predictions.append((prediction, count))
+    return _weigh_intervals(predictions)
 
+
+def _weigh_intervals(
+    predictions: Sequence[tuple[Prediction, int]],
+) -> dict[str, tuple[float, float]]:
+    """Return the interval of predictions that follow one another, each so many times."""
     total_s = sum(count * float(prediction.latency_s) for prediction, count in predictions)
     factors = {}
     for name, column in _INTERVAL_COLUMNS.items():

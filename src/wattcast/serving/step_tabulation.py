@@ -127,12 +127,45 @@ def tabulate_step_costs(
     power_limit_w: float | None = None,
     machine: MachineOptions = UNTOLD,
 ) -> StepCosts:
-    """Predict the table of a model on a GPU. ``options`` give number format and parallelism.
+    """Predict the table of a model on a GPU, and that of its draft model if it has one.
 
-    The cache takes what weights and the activations of the largest step leave of the memory that
-    the engine uses. A set ``clock_hz`` is the highest clock; the power limit may still lower it.
-    ``machine`` tells how its host and card differ from the usual ones, if not as measured here.
+    ``options`` give number format and parallelism. The cache takes what weights and the activations
+    of the largest step leave of the memory that the engine uses. A set ``clock_hz`` is the highest
+    clock; the power limit may still lower it. ``machine`` tells how its host and card differ from
+    the usual ones, if not as measured here.
     """
+    setting = _EngineSetting(cache_setting, clock_hz, power_limit_w, machine)
+    costs = _tabulate_model(model, gpu, options, steps, setting)
+    if steps.draft is None:
+        return costs
+    passes = _tabulate_model(
+        steps.draft,
+        gpu,
+        choose_draft_options(options),
+        _range_draft_steps(steps),
+        setting,
+    )
+    return replace(costs, draft=DraftPasses(passes, steps.tokens_a_step - 1))
+
+
+@dataclass(frozen=True)
+class _EngineSetting:
+    """How an engine and its card are set; ``tabulate_step_costs`` describes the fields."""
+
+    cache: CacheSetting
+    clock_hz: float | None
+    power_limit_w: float | None
+    machine: MachineOptions
+
+
+def _tabulate_model(
+    model: ModelSpec,
+    gpu: Gpu,
+    options: ModelOptions,
+    steps: StepRange,
+    setting: _EngineSetting,
+) -> StepCosts:
+    """Predict the table of one model, whatever drafts for it."""
     bundle = bundle_for(gpu)
     launches = _count_launches(model, options)
     host = load_host_times()
@@ -143,13 +176,13 @@ def tabulate_step_costs(
         gpu,
         options,
         steps.max_tokens,
-        cache_setting,
+        setting.cache,
         steps.draft,
     )
 
     # tables of one stage
     sizes = _place_sizes(host, steps)
-    clocks_hz = list_clocks(gpu, clock_hz)
+    clocks_hz = list_clocks(gpu, setting.clock_hz)
     stage = _EngineStage.describe(gpu, bundle, model, options, steps, sizes, clocks_hz)
     tables, graph_notes = _recall_stage(stage)
 
@@ -160,12 +193,14 @@ def tabulate_step_costs(
     head = _add_waiting_stages(tables.head, stages, waiting_w) if stages > 1 else tables.head
     counts = host.count_launches(launches, bundle.reference.style is LibraryStyle.HOPPER)
 
-    limit_w = float(np.mean(gpu.power.limit_w)) if power_limit_w is None else power_limit_w
+    limit_w = setting.power_limit_w
+    if limit_w is None:
+        limit_w = float(np.mean(gpu.power.limit_w))
     notes = [note for note in graph_notes if not _NOTES_OF_ONE_STEP.match(note)]
     notes.append(f"host times: {ENGINE}, one process, asynchronous scheduling")
     notes.append(cache.note)
     notes += _describe_lanes(options)
-    factors = find_machine_factors(gpu.name, machine)
+    factors = find_machine_factors(gpu.name, setting.machine)
     notes += factors.notes
     costs = StepCosts(
         clock_hz=clocks_hz,
@@ -197,20 +232,7 @@ def tabulate_step_costs(
         scans=stages * counts.scans,
         expert_scans=stages * counts.expert_scans,
     )
-    costs = costs.tell_factors(factors.host, factors.power)
-    if steps.draft is None:
-        return costs
-    passes = tabulate_step_costs(
-        steps.draft,
-        gpu,
-        choose_draft_options(options),
-        _range_draft_steps(steps),
-        cache_setting=cache_setting,
-        clock_hz=clock_hz,
-        power_limit_w=power_limit_w,
-        machine=machine,
-    )
-    return replace(costs, draft=DraftPasses(passes, steps.tokens_a_step - 1))
+    return costs.tell_factors(factors.host, factors.power)
 
 
 def _range_draft_steps(steps: StepRange) -> StepRange:

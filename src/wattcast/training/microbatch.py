@@ -342,8 +342,10 @@ def _turn_in_steps(section: SectionWork, recipe: TrainingRecipe) -> SectionWork:
     def split(ops: tuple[Operator, ...]) -> tuple[Operator, ...]:
         steps: list[Operator] = []
         for op in ops:
-            is_rotary = isinstance(op, Elementwise) and op.function == "rotary"
-            steps += kernels.turn_rows(op.n) if is_rotary else [op]
+            if isinstance(op, Elementwise) and op.function == "rotary":
+                steps += kernels.turn_rows(op.n)
+            else:
+                steps.append(op)
         return tuple(steps)
 
     backward = list(section.backward)
